@@ -1,0 +1,80 @@
+"""The small read-only values that scheduling decisions are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+RankKey: TypeAlias = tuple[float | int | str, ...]
+"""Sorts smaller-first: the smallest key is the highest rank. Ends with the request id, so it is unique."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """What a policy may know of one unfinished request.
+
+    An ordinary request is a stream that was complete when it arrived: `open` is False and both times are equal.
+    """
+
+    req_id: str
+    open: bool
+    arrival_s: float
+    last_chunk_s: float
+    runnable_since_s: float
+    """Since when it has had tokens to compute without a break; ageing counts from here."""
+    prompt_tokens: int
+    computed_tokens: int
+
+    @property
+    def remaining_prefill_tokens(self) -> int:
+        return max(self.prompt_tokens - self.computed_tokens, 0)
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Computed tokens of the prompt; constant while it decodes."""
+        return min(self.prompt_tokens, self.computed_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A request with tokens to compute, as the planner sees it."""
+
+    req_id: str
+    rank: RankKey
+    complete: bool
+    """Its prompt is whole: it will not wait for anybody but us."""
+    holds_slot: bool
+    """It occupies a run slot (it is in vLLM's running list)."""
+    todo_tokens: int
+    computed_tokens: int
+    held_blocks: int
+    restored_tokens: int = 0
+    """Tokens that its admission brings back without computing them (prefix cache)."""
+    shared_blocks: int = 0
+    """Blocks among the restored ones that somebody else holds already, so they cost no free block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A request whose KV blocks could be taken."""
+
+    req_id: str
+    rank: RankKey
+    parked: bool
+    """It has nothing to compute: it waits for its producer."""
+    freeable_blocks: int
+    """Blocks that return to the pool (those nobody shares)."""
+    holds_slot: bool
+    protected: bool = False
+    """It was resumed a moment ago and is spared unless nothing else can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one step may spend."""
+
+    budget_tokens: int
+    free_blocks: int
+    block_size: int
+    free_slots: int
+    lookahead_tokens: int = 0
