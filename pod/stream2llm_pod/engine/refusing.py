@@ -1,0 +1,28 @@
+"""Engine configurations in which streams would not stay correct. Refused at start-up, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def unsupported_features(scheduler: Any) -> list[str]:
+    """One line for each feature of the engine that streaming prefill does not support."""
+    config = scheduler.vllm_config
+    checks = (
+        (len(scheduler.kv_cache_config.kv_cache_groups) != 1, "models with several KV cache groups (hybrid attention)"),
+        (getattr(scheduler, "has_mamba_layers", False), "Mamba or linear-attention state"),
+        (config.speculative_config is not None, "speculative decoding (--speculative-config)"),
+        (config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism (--pipeline-parallel-size)"),
+        (
+            getattr(config.parallel_config, "decode_context_parallel_size", 1) > 1,
+            "decode context parallelism (--decode-context-parallel-size)",
+        ),
+        (
+            getattr(config.parallel_config, "prefill_context_parallel_size", 1) > 1,
+            "prefill context parallelism (--prefill-context-parallel-size)",
+        ),
+        (scheduler.is_encoder_decoder, "encoder-decoder models"),
+        (config.model_config.runner_type == "pooling", "pooling models"),
+        (config.scheduler_config.policy != "fcfs", "--scheduling-policy priority (use --policy)"),
+    )
+    return [reason for found, reason in checks if found]
