@@ -1,0 +1,95 @@
+"""Connections to Redis from a URL, the same way in every program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from stream2llm import settings
+from stream2llm.keys import DEFAULT_POOL, DEFAULT_TENANT
+
+DEFAULT_URL = "redis://127.0.0.1:6379"
+URL_VARIABLE, PASSWORD_VARIABLE = "STREAM2LLM_REDIS", "STREAM2LLM_REDIS_PASSWORD"
+
+
+class BadRedisURL(ValueError):
+    """A URL that cannot be used, with the reason."""
+
+
+def add_redis_arguments(parser: argparse.ArgumentParser, *, tenant: bool = True) -> None:
+    """Add --redis, --redis-password-file, --pool and, if asked for, --tenant."""
+    parser.add_argument(
+        "--redis",
+        default=os.environ.get(URL_VARIABLE, DEFAULT_URL),
+        metavar="URL",
+        help=f"redis:// or rediss:// (environment {URL_VARIABLE}; default {DEFAULT_URL})",
+    )
+    parser.add_argument(
+        "--redis-password-file",
+        metavar="FILE",
+        help=f"file with the password; or the environment variable {PASSWORD_VARIABLE}. Never in the URL",
+    )
+    parser.add_argument(
+        "--pool", default=os.environ.get("STREAM2LLM_POOL", DEFAULT_POOL), metavar="NS/NAME", help="pool of pods"
+    )
+    if tenant:
+        parser.add_argument("--tenant", default=os.environ.get("STREAM2LLM_TENANT", DEFAULT_TENANT), help="tenant")
+
+
+def check_url(url: str) -> str:
+    """Return `url`, or raise BadRedisURL: an unknown scheme, or a password, which would show in process lists."""
+    parts = urlsplit(url)
+    if parts.scheme in ("redis+sentinel", "redis+cluster"):
+        raise BadRedisURL(f"{parts.scheme}:// is not supported yet; use redis:// or rediss://")
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise BadRedisURL(f"Redis URL {url!r} must begin with redis:// or rediss://")
+    if parts.password:
+        raise BadRedisURL(
+            f"a password in the Redis URL shows in process lists; use {PASSWORD_VARIABLE} or --redis-password-file"
+        )
+    return url
+
+
+def read_password(password_file: str | None) -> str | None:
+    """The password from the file, else from the environment, else None."""
+    if password_file:
+        return Path(password_file).read_text().rstrip("\n")
+    return os.environ.get(PASSWORD_VARIABLE) or None
+
+
+def connect(url: str, password_file: str | None = None, *, retries: int = 3) -> redis.Redis:
+    """A client for blocking use. Retries are pinned, since a retried write may be done twice; 0 for none."""
+    client: redis.Redis = redis.Redis.from_url(
+        check_url(url),
+        password=read_password(password_file),
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=settings.SOCKET_TIMEOUT_S,
+        socket_connect_timeout=5.0,
+        health_check_interval=30,
+        retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries),
+    )
+    return client
+
+
+def connect_async(url: str, password_file: str | None = None, *, retries: int = 3) -> redis.asyncio.Redis:
+    """As `connect`, for asyncio."""
+    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+        check_url(url),
+        password=read_password(password_file),
+        protocol=2,
+        decode_responses=False,
+        socket_timeout=settings.SOCKET_TIMEOUT_S,
+        socket_connect_timeout=5.0,
+        health_check_interval=30,
+        retry=AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), retries),
+    )
+    return client

@@ -1,0 +1,441 @@
+"""Ingress entries: reading what producers write, and writing it. Pure; raises nothing but EntryError on bad input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+from stream2llm import settings
+from stream2llm.errors import ErrorCode
+from stream2llm.keys import STREAM_PATTERN
+
+KNOWN_FIELDS = frozenset(
+    (
+        "stream",
+        "op",
+        "messages",
+        "prompt",
+        "params",
+        "options",
+        "text",
+        "tokens",
+        "chunk",
+        "context",
+        "version",
+        "expect",
+    )
+)
+"""All other fields of an entry are dropped on the way."""
+OPS = ("open", "append", "update", "finish", "cancel")
+MAX_TOKEN_ID = 2**31 - 1
+MAX_INTEGER = 2**53
+"""Integers in entries stay exact in every language's JSON."""
+
+
+class EntryError(ValueError):
+    """An entry that cannot be taken.
+
+    field: the field that is wrong; stream: the stream id, if that much was readable.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, field: str | None = None, stream: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.field, self.stream = code, message, field, stream
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a stream behaves while it is open."""
+
+    idle_timeout_ms: int = settings.IDLE_TIMEOUT_MS
+    deadline_ms: int | None = None
+    """From the open's arrival in Redis."""
+    on_timeout: str = "fail"
+    """`fail`, or `finish`: answer with what has arrived."""
+    separator: str = settings.SEPARATOR
+    marker: str = settings.MARKER
+
+
+@dataclass(frozen=True, slots=True)
+class ContextItem:
+    """One item of an update; without text it is one that was sent before."""
+
+    id: str
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Either `messages` (OpenAI chat messages) or `prompt`; one of them holds the marker exactly once."""
+
+    stream: str
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    options: StreamOptions = field(default_factory=StreamOptions)
+    digest: str = ""
+    """SHA-256 of all of the above in canonical form: equal digests mean the same open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One chunk, of text or of token ids."""
+
+    stream: str
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    chunk: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The whole context, in order."""
+
+    stream: str
+    context: tuple[ContextItem, ...]
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The prompt is whole, perhaps with a last chunk."""
+
+    stream: str
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    chunk: str | None = None
+    expect: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    stream: str
+
+
+Entry: TypeAlias = Open | Append | Update | Finish | Cancel
+Fields: TypeAlias = Mapping[bytes, bytes]
+
+
+def parse_entry(fields: Fields) -> Entry:
+    """Read one raw entry.
+
+    Raises EntryError, whose `stream` is set whenever the stream id itself was readable.
+    """
+    stream = _stream_id(fields)
+    try:
+        op = _text(fields, "op")
+        if op is None:
+            _refuse(ErrorCode.MALFORMED, "field op is missing", "op")
+        parser = _PARSERS.get(op)
+        if parser is None:
+            _refuse(ErrorCode.UNKNOWN_OP, f"op {_short(op)} is none of {', '.join(OPS)}", "op")
+        return parser(stream, fields)
+    except EntryError as error:
+        raise EntryError(error.code, error.message, error.field, stream) from None
+
+
+def _stream_id(fields: Fields) -> str:
+    raw = fields.get(b"stream")
+    if raw is None:
+        _refuse(ErrorCode.MALFORMED, "field stream is missing", "stream")
+    stream = raw[: settings.MAX_ID_CHARS + 1].decode("ascii", "replace")
+    if not STREAM_PATTERN.fullmatch(stream):
+        _refuse(
+            ErrorCode.MALFORMED,
+            f"stream {_short(stream)} must be 1 to {settings.MAX_ID_CHARS} of A-Z, a-z, 0-9, '.', '_', ':' and '-'",
+            "stream",
+        )
+    return stream
+
+
+def _refuse(code: ErrorCode, message: str, field: str) -> NoReturn:
+    raise EntryError(code, message, field)
+
+
+def _short(value: object) -> str:
+    """The value as it can be shown: at most 60 characters, printable, safe to encode."""
+    shown = ascii(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _text(fields: Fields, name: str) -> str | None:
+    raw = fields.get(name.encode())
+    if raw is None:
+        return None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        _refuse(ErrorCode.MALFORMED, f"field {name} is not UTF-8 (byte {error.start})", name)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _json(fields: Fields, name: str) -> Any:
+    text = _text(fields, name)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        _refuse(ErrorCode.MALFORMED, f"field {name} is nested too deeply", name)
+    except ValueError as error:
+        _refuse(ErrorCode.MALFORMED, f"field {name} is not JSON: {str(error)[:120]}", name)
+    _check_json(value, name)
+    return value
+
+
+def _check_json(value: Any, name: str) -> None:
+    """Refuse what JSON lets through and UTF-8, or a number type elsewhere, does not."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            _check_encodable(item, name)
+        elif isinstance(item, float) and not math.isfinite(item):
+            _refuse(ErrorCode.MALFORMED, f"field {name} holds a number that is too large", name)
+        elif isinstance(item, dict):
+            waiting.extend(item.keys())
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+
+
+def _check_encodable(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        _refuse(ErrorCode.MALFORMED, f"field {name} holds half of a surrogate pair", name)
+
+
+def _integer(value: Any, name: str, low: int, high: int, code: ErrorCode = ErrorCode.MALFORMED) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(code, f"{name} must be an integer, not {_short(value)}", name)
+    if not low <= value <= high:
+        _refuse(code, f"{name} must be between {low} and {high}, not {_short(value)}", name)
+    return value
+
+
+def _integer_field(fields: Fields, name: str, low: int, high: int) -> int | None:
+    text = _text(fields, name)
+    if text is None:
+        return None
+    digits = text[1:] if text.startswith("-") else text
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+        _refuse(ErrorCode.MALFORMED, f"{name} must be an integer, not {_short(text)}", name)
+    return _integer(int(text), name, low, high)
+
+
+def _chunk_id(fields: Fields, name: str = "chunk") -> str | None:
+    text = _text(fields, name)
+    if text is not None and not 1 <= len(text) <= settings.MAX_ID_CHARS:
+        _refuse(ErrorCode.MALFORMED, f"{name} must be 1 to {settings.MAX_ID_CHARS} characters long", name)
+    return text
+
+
+def _content(fields: Fields, *, required: bool) -> tuple[str | None, tuple[int, ...] | None]:
+    raw_text, raw_tokens = fields.get(b"text"), fields.get(b"tokens")
+    if raw_text is not None and raw_tokens is not None:
+        _refuse(ErrorCode.MIXED_INPUT, "an entry has either text or tokens, not both", "tokens")
+    for name, raw in (("text", raw_text), ("tokens", raw_tokens)):
+        if raw is not None and len(raw) > settings.MAX_CHUNK_BYTES:
+            _refuse(
+                ErrorCode.CHUNK_TOO_LARGE,
+                f"{name} has {len(raw)} bytes, limit {settings.MAX_CHUNK_BYTES}",
+                name,
+            )
+    if raw_text is not None:
+        return _text(fields, "text"), None
+    if raw_tokens is None:
+        if required:
+            _refuse(ErrorCode.MALFORMED, "an append needs text or tokens", "text")
+        return None, None
+    tokens = _json(fields, "tokens")
+    if not isinstance(tokens, list):
+        _refuse(ErrorCode.MALFORMED, f"tokens must be a list of token ids, not {_short(tokens)}", "tokens")
+    return None, tuple(_integer(token, "tokens", 0, MAX_TOKEN_ID) for token in tokens)
+
+
+def _parse_append(stream: str, fields: Fields) -> Append:
+    text, tokens = _content(fields, required=True)
+    return Append(stream, text, tokens, _chunk_id(fields))
+
+
+def _parse_finish(stream: str, fields: Fields) -> Finish:
+    text, tokens = _content(fields, required=False)
+    return Finish(stream, text, tokens, _chunk_id(fields), _integer_field(fields, "expect", 0, MAX_INTEGER))
+
+
+def _parse_cancel(stream: str, fields: Fields) -> Cancel:
+    return Cancel(stream)
+
+
+def _parse_update(stream: str, fields: Fields) -> Update:
+    raw = _json(fields, "context")
+    if raw is None:
+        _refuse(ErrorCode.MALFORMED, "field context is missing", "context")
+    if not isinstance(raw, list):
+        _refuse(ErrorCode.MALFORMED, f"context must be a list of items, not {_short(raw)}", "context")
+    if len(raw) > settings.MAX_CONTEXT_ITEMS:
+        _refuse(
+            ErrorCode.TOO_MANY_ITEMS, f"context has {len(raw)} items, limit {settings.MAX_CONTEXT_ITEMS}", "context"
+        )
+    return Update(
+        stream, tuple(_context_item(item) for item in raw), _integer_field(fields, "version", -MAX_INTEGER, MAX_INTEGER)
+    )
+
+
+def _context_item(raw: Any) -> ContextItem:
+    if not isinstance(raw, dict):
+        _refuse(ErrorCode.MALFORMED, f"a context item must be an object, not {_short(raw)}", "context")
+    identifier, text = raw.get("id"), raw.get("text")
+    if not isinstance(identifier, str) or not 1 <= len(identifier) <= settings.MAX_ID_CHARS:
+        _refuse(
+            ErrorCode.MALFORMED,
+            f"context item id {_short(identifier)} must be a text of 1 to {settings.MAX_ID_CHARS} characters",
+            "context",
+        )
+    if text is not None and not isinstance(text, str):
+        _refuse(ErrorCode.MALFORMED, f"text of context item {_short(identifier)} must be a text", "context")
+    if text is not None and len(text.encode()) > settings.MAX_CHUNK_BYTES:
+        _refuse(
+            ErrorCode.CHUNK_TOO_LARGE,
+            f"context item {_short(identifier)} has {len(text.encode())} bytes, limit {settings.MAX_CHUNK_BYTES}",
+            "context",
+        )
+    return ContextItem(identifier, text)
+
+
+def _parse_open(stream: str, fields: Fields) -> Open:
+    for name in ("messages", "prompt", "params", "options"):
+        size_bytes = len(fields.get(name.encode(), b""))
+        if size_bytes > settings.MAX_CHUNK_BYTES:
+            _refuse(ErrorCode.CHUNK_TOO_LARGE, f"{name} has {size_bytes} bytes, limit {settings.MAX_CHUNK_BYTES}", name)
+    raw_messages, prompt = _json(fields, "messages"), _text(fields, "prompt")
+    if (raw_messages is None) == (prompt is None):
+        _refuse(ErrorCode.MALFORMED, "an open needs either messages or prompt", "messages")
+    messages = None if raw_messages is None else _messages(raw_messages)
+    params = _json(fields, "params")
+    if params is not None and not isinstance(params, dict):
+        _refuse(ErrorCode.INVALID_PARAMS, f"params must be an object, not {_short(params)}", "params")
+    options = _options(_json(fields, "options"))
+    _check_marker(messages, prompt, options.marker)
+    params = params or {}
+    return Open(stream, messages, prompt, params, options, open_digest(messages, prompt, params, options))
+
+
+def _messages(raw: Any) -> list[dict[str, Any]]:
+    if not isinstance(raw, list) or not raw:
+        _refuse(ErrorCode.MALFORMED, "messages must be a list of at least one message", "messages")
+    for message in raw:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            _refuse(ErrorCode.MALFORMED, f"message {_short(message)} must be an object with a role", "messages")
+        content = message.get("content")
+        if not isinstance(content, str):
+            _refuse(ErrorCode.MALFORMED, f"content {_short(content)} of a message must be a text", "messages")
+    return raw
+
+
+def _check_marker(messages: list[dict[str, Any]] | None, prompt: str | None, marker: str) -> None:
+    where = "messages" if prompt is None else "prompt"
+    texts = [message["content"] for message in messages or ()] if prompt is None else [prompt]
+    found = sum(text.count(marker) for text in texts)
+    if found != 1:
+        _refuse(
+            ErrorCode.MARKER, f"the marker {_short(marker)} must be in {where} exactly once, found {found} times", where
+        )
+
+
+def _options(raw: Any) -> StreamOptions:
+    if raw is None:
+        return StreamOptions()
+    code = ErrorCode.INVALID_OPTIONS
+    if not isinstance(raw, dict):
+        _refuse(code, f"options must be an object, not {_short(raw)}", "options")
+    unknown = sorted(set(raw) - set(StreamOptions.__slots__))
+    if unknown:
+        _refuse(code, f"options has {_short(unknown[0])}; known are {', '.join(StreamOptions.__slots__)}", "options")
+    values = dict(raw)
+    if "idle_timeout_ms" in raw:
+        _integer(raw["idle_timeout_ms"], "options.idle_timeout_ms", 1, settings.MAX_TIMEOUT_MS, code)
+    if raw.get("deadline_ms") is not None:
+        _integer(raw["deadline_ms"], "options.deadline_ms", 1, settings.MAX_TIMEOUT_MS, code)
+    if raw.get("on_timeout", "fail") not in ("fail", "finish"):
+        _refuse(
+            code, f"options.on_timeout must be fail or finish, not {_short(raw['on_timeout'])}", "options.on_timeout"
+        )
+    for name, low in (("separator", 0), ("marker", 1)):
+        if name in raw and not (isinstance(raw[name], str) and low <= len(raw[name]) <= settings.MAX_ID_CHARS):
+            _refuse(
+                code,
+                f"options.{name} must be a text of {low} to {settings.MAX_ID_CHARS} characters",
+                f"options.{name}",
+            )
+    return StreamOptions(**values)
+
+
+def open_digest(
+    messages: list[dict[str, Any]] | None, prompt: str | None, params: dict[str, Any], options: StreamOptions
+) -> str:
+    """SHA-256 (hex) of the open in canonical JSON."""
+    content = [messages, prompt, params, [getattr(options, name) for name in StreamOptions.__slots__]]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_PARSERS: dict[str, Callable[[str, Fields], Entry]] = {
+    "open": _parse_open,
+    "append": _parse_append,
+    "update": _parse_update,
+    "finish": _parse_finish,
+    "cancel": _parse_cancel,
+}
+
+
+def encode(entry: Entry) -> dict[str, str]:
+    """The entry's fields as a producer writes them; `parse_entry` of it gives the entry back."""
+    fields = {"stream": entry.stream, "op": type(entry).__name__.lower()}
+    if isinstance(entry, Open):
+        if entry.messages is not None:
+            fields["messages"] = _dump(entry.messages)
+        if entry.prompt is not None:
+            fields["prompt"] = entry.prompt
+        if entry.params:
+            fields["params"] = _dump(entry.params)
+        default = StreamOptions()
+        chosen = {
+            name: getattr(entry.options, name)
+            for name in StreamOptions.__slots__
+            if getattr(entry.options, name) != getattr(default, name)
+        }
+        if chosen:
+            fields["options"] = _dump(chosen)
+    elif isinstance(entry, Update):
+        items = [{"id": item.id} | ({} if item.text is None else {"text": item.text}) for item in entry.context]
+        fields["context"] = _dump(items)
+        if entry.version is not None:
+            fields["version"] = str(entry.version)
+    elif isinstance(entry, Append | Finish):
+        if entry.text is not None:
+            fields["text"] = entry.text
+        if entry.tokens is not None:
+            fields["tokens"] = _dump(list(entry.tokens))
+        if entry.chunk is not None:
+            fields["chunk"] = entry.chunk
+        if isinstance(entry, Finish) and entry.expect is not None:
+            fields["expect"] = str(entry.expect)
+    return fields
+
+
+def encode_bytes(entry: Entry) -> dict[bytes, bytes]:
+    """As `encode`, in bytes; UnicodeEncodeError for text that is not Unicode."""
+    return {name.encode(): value.encode() for name, value in encode(entry).items()}
+
+
+def _dump(value: Sequence[Any] | Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
