@@ -1,0 +1,41 @@
+# Everything a checkout can do. `make` alone lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-long lint images images-pod docs lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv with everything in it (a second run takes no time)
+	@tools/setup.sh
+
+demo: setup ## set up, then stream crawled pages into a question on a small real model, and compare with waiting
+	@.venv/bin/stream2llm demo $(ARGS)
+
+test: setup ## set up, then run lint and all tests but the long ones (what CI runs)
+	@.venv/bin/python tools/run_tests.py
+
+test-fast: setup ## the tests that start neither an engine nor our processes (seconds)
+	@.venv/bin/python tools/run_tests.py fast
+
+test-long: setup ## thousands of histories and long soaks (an hour and more)
+	@.venv/bin/python tools/run_tests.py long
+
+lint: setup ## formatting, lint, types, import rules, links in the documentation
+	@tools/lint.sh
+
+images: ## build the router's image (Docker, or buildah where there is none) and run it once
+	@tools/images/build.sh router -- route --help
+
+images-pod: ## build the pod's image on the CPU base (some minutes, 7 GB) and run it once
+	@tools/images/build.sh pod -- serve --help
+
+docs: setup ## check that the documentation's links lead somewhere
+	@.venv/bin/python tools/check_links.py
+
+lock: ## resolve requirements/*.lock again (ARGS=--upgrade for newer versions, ARGS='-P NAME' for one)
+	@tools/lock.sh $(ARGS)
+
+clean: ## remove .venv and everything built or measured here (the cache in your home stays)
+	rm -rf .venv .setup.lock build dist bench-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
