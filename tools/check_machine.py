@@ -31,7 +31,7 @@ def errors(folders: list[tuple[Path, float]]) -> list[str]:
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < OLDEST_GLIBC:
         found.append(
-            f"glibc {'.'.join(map(str, OLDEST_GLIBC))} or newer is needed (PyTorch's wheels are built for it), and this "
+            f"glibc {'.'.join(map(str, OLDEST_GLIBC))} or newer is needed (PyTorch's wheels are built for it); this "
             f"system has {library or 'another C library'} {version}."
         )
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:

@@ -140,7 +140,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def counts(output: str) -> dict[str, int]:
-    """The figures of pytest's last summary line in `output`, e.g. {"passed": 12, "skipped": 1}; empty if there is none."""
+    """The figures of pytest's last summary line in `output`, e.g. {"passed": 12}; empty if there is none."""
     lines = SUMMARY.findall(output)
     return {word: int(number) for number, word in COUNT.findall(lines[-1])} if lines else {}
 
