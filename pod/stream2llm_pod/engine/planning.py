@@ -7,6 +7,7 @@ executes the plan with its own code, and everything it does per request stays as
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,17 @@ from stream2llm_pod.engine.gating import GatedQueue
 from stream2llm_pod.scheduling.planner import Plan, plan_step
 from stream2llm_pod.scheduling.policies import Default, make_policy
 from stream2llm_pod.scheduling.ranking import RankIndex
-from stream2llm_pod.scheduling.views import Candidate, Limits, StreamView, Victim
+from stream2llm_pod.scheduling.views import Candidate, Limits, RankKey, StreamView, Victim
 
 if TYPE_CHECKING:
     from stream2llm_pod.engine.streaming import StreamingMixin as Base
 else:
     Base = object
 
+logger = logging.getLogger(__name__)
+
 EMPTY_STEPS_BEFORE_FALLBACK = 3
+OBSERVE_EVERY_S = 0.25
 
 
 class TwoPhaseMixin(Base):
@@ -32,13 +36,12 @@ class TwoPhaseMixin(Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # vLLM would admit a prompt only if all of it fits at once; the planner has its own rule.
-        self.scheduler_reserve_full_isl = False
-        self.waiting = GatedQueue()
-        self.kv_holding_waiting = GatedQueue()
+        self.upstream.take_over_queues(GatedQueue)
         self.policy_name = self.settings.policy
         self.ranking_policy = make_policy(self.settings.policy, self.settings.max_wait_s)
         self._upstream_order = self.policy_name == Default.name
+        if not self._upstream_order:
+            self.upstream.admit_by_first_chunk()
         self._running_index = RankIndex()
         self._waiting_index = RankIndex()
         self._parked_index = RankIndex()
@@ -47,9 +50,11 @@ class TwoPhaseMixin(Base):
         self._due_s: dict[str, float] = {}
         self._runnable_since_s: dict[str, float] = {}
         self._admitted_s: dict[str, float] = {}
+        self._outgrown: list[Any] = []
         self._grants: dict[str, int] | None = None
         self._empty_steps = 0
         self._asleep = False
+        self._observed_s = float("-inf")
         self.last_plan: Plan | None = None
 
     # ---------------------------------------------------------------- keeping the ranks
@@ -61,9 +66,9 @@ class TwoPhaseMixin(Base):
         for index in (self._running_index, self._waiting_index, self._parked_index):
             index.discard(req_id)
         self._changed.discard(req_id)
+        self._due_s.pop(req_id, None)
         self._runnable_since_s.pop(req_id, None)
         self._admitted_s.pop(req_id, None)
-        self._due_s.pop(req_id, None)
         self._asleep = False
 
     def _view(self, request: Any, now_s: float) -> StreamView:
@@ -81,7 +86,9 @@ class TwoPhaseMixin(Base):
 
     def _rerank(self, now_s: float) -> None:
         while self._ageing and self._ageing[0][0] <= now_s:
-            self._changed.add(heapq.heappop(self._ageing)[1])
+            due_s, req_id = heapq.heappop(self._ageing)
+            if self._due_s.get(req_id) == due_s:
+                self._changed.add(req_id)
         if not self._changed:
             return
         changed, self._changed = self._changed, set()
@@ -89,70 +96,89 @@ class TwoPhaseMixin(Base):
             request = self.requests.get(req_id)
             if request is None or request.is_finished():
                 self.on_gone(req_id)
-                continue
-            parked = request.status == RequestStatus.WAITING_FOR_STREAMING_REQ
-            if parked:
-                self._runnable_since_s.pop(req_id, None)
             else:
-                self._runnable_since_s.setdefault(req_id, now_s)
-            home = (
-                self._running_index
-                if request.status == RequestStatus.RUNNING
-                else self._parked_index
-                if parked
-                else self._waiting_index
-            )
-            for index in (self._running_index, self._waiting_index, self._parked_index):
-                if index is not home:
-                    index.discard(req_id)
-            view = self._view(request, now_s)
-            home.put(req_id, self.ranking_policy.key(view, now_s))
-            due_s = None if parked else self.ranking_policy.changes_at_s(view, now_s)
-            if due_s is not None and self._due_s.get(req_id) != due_s:
-                self._due_s[req_id] = due_s
-                heapq.heappush(self._ageing, (due_s, req_id))
+                self._rank(req_id, request, now_s)
+
+    def _rank(self, req_id: str, request: Any, now_s: float) -> None:
+        home = self._waiting_index
+        if request.status == RequestStatus.RUNNING:
+            home = self._running_index
+        elif request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            home = self._parked_index
+        for index in (self._running_index, self._waiting_index, self._parked_index):
+            if index is not home:
+                index.discard(req_id)
+        if home is self._parked_index or not self._has_new_work(request):
+            self._runnable_since_s.pop(req_id, None)
+        else:
+            self._runnable_since_s.setdefault(req_id, now_s)
+        view = self._view(request, now_s)
+        home.put(req_id, self.ranking_policy.key(view, now_s))
+        due_s = self.ranking_policy.changes_at_s(view, now_s) if req_id in self._runnable_since_s else None
+        if due_s is not None and self._due_s.get(req_id) != due_s:
+            self._due_s[req_id] = due_s
+            heapq.heappush(self._ageing, (due_s, req_id))
+
+    def _has_new_work(self, request: Any) -> bool:
+        """It is whole, or has tokens that were never computed."""
+        session = self.streams.get(request.request_id)
+        return session is None or not session.open or request.num_tokens > session.computed_once_tokens
 
     # ---------------------------------------------------------------- the snapshot, made lazily
     def _holders(self) -> Iterator[Candidate]:
-        for key in list(self._running_index):
-            request = self.requests[str(key[-1])]
-            todo_tokens = self.upstream.todo_tokens(request)
-            if todo_tokens > 0:
-                yield self._candidate(request, key, todo_tokens, holds_slot=True)
+        return self._candidates(self._running_index, holds_slot=True)
 
     def _newcomers(self) -> Iterator[Candidate]:
-        for key in self._waiting_index:
-            request = self.requests[str(key[-1])]
-            todo_tokens = self.upstream.todo_tokens(request)
-            if todo_tokens > 0:
-                yield self._candidate(request, key, todo_tokens, holds_slot=False)
+        return self._candidates(self._waiting_index, holds_slot=False)
 
-    def _candidate(self, request: Any, key: Any, todo_tokens: int, *, holds_slot: bool) -> Candidate:
-        session = self.streams.get(request.request_id)
+    def _candidates(self, index: RankIndex, *, holds_slot: bool) -> Iterator[Candidate]:
+        for key in index:
+            req_id = str(key[-1])
+            request = self.requests[req_id]
+            todo_tokens = self.upstream.todo_tokens(request)
+            if todo_tokens <= 0:
+                continue
+            if request.num_tokens > self.limit_tokens:
+                self._outgrown.append(request)
+                continue
+            yield self._candidate(req_id, request, key, todo_tokens, holds_slot)
+
+    def _candidate(self, req_id: str, request: Any, key: RankKey, todo_tokens: int, holds_slot: bool) -> Candidate:
+        session = self.streams.get(req_id)
+        complete = session is None or not session.open
         restored_tokens = shared_blocks = 0
         if not holds_slot and request.num_computed_tokens == 0:
             restored_tokens, shared_blocks = self.upstream.cached_prefix(request)
         return Candidate(
-            request.request_id,
+            req_id,
             key,
-            session is None or not session.open,
+            complete,
             holds_slot,
             todo_tokens,
             request.num_computed_tokens,
-            len(self.upstream.blocks(request.request_id)),
+            len(self.upstream.blocks(req_id)),
             restored_tokens,
             shared_blocks,
+            complete or self._has_new_work(request),
         )
 
-    def _victims(self, now_s: float) -> Iterator[Victim]:
+    def _victims(self, parked: bool, now_s: float) -> Iterator[Victim]:
+        """Holders of KV blocks, lowest rank first."""
+        if parked:
+            keys: Iterator[RankKey] = reversed(self._parked_index)
+        else:
+            holding = [
+                self._waiting_index.key(request.request_id)
+                for request in self.upstream.holding_waiting()
+                if request.request_id in self._waiting_index
+            ]
+            keys = heapq.merge(reversed(self._running_index), sorted(holding, reverse=True), reverse=True)
         residency_s = self.ranking_policy.min_residency_s
-        indexes = (self._running_index, self._waiting_index, self._parked_index)
-        for key in heapq.merge(*(reversed(index) for index in indexes), reverse=True):
+        for key in keys:
             req_id = str(key[-1])
             request = self.requests[req_id]
             if not self.upstream.blocks(req_id) or not self.upstream.can_give_up_blocks(request):
                 continue
-            parked = req_id in self._parked_index
             yield Victim(
                 req_id,
                 key,
@@ -164,48 +190,51 @@ class TwoPhaseMixin(Base):
 
     # ---------------------------------------------------------------- one step
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.apply_pending()
-        self._promote_blocked()
         started = time.perf_counter()
         now_s = self.clock()
-        self._rerank(now_s)
         plan: Plan | None = None
-        if self._upstream_order or self._empty_steps >= EMPTY_STEPS_BEFORE_FALLBACK:
-            self.counters.fallback_steps += not self._upstream_order
+        hidden: list[Any] = []
+        expose_all = self._upstream_order or self.upstream.paused()
+        try:
+            self.apply_pending()
+            self._changed.update(request.request_id for request in self.upstream.promote_blocked())
+            self._rerank(now_s)
+            if self._empty_steps >= EMPTY_STEPS_BEFORE_FALLBACK:
+                self._empty_steps = 0
+                self.counters.fallback_steps += 1
+                expose_all = True
+            elif expose_all:
+                pass
+            elif self._nothing_to_decide():
+                self.counters.fast_steps += 1
+            else:
+                plan = self._plan(now_s)
+                hidden = self._carry_out(plan)
+                self.counters.planned(time.perf_counter() - started)
+        except Exception:
+            # An exception here would end the engine for everyone; vLLM's own order always works.
+            logger.exception("planning failed; this step runs in vLLM's own order")
+            self.counters.internal_errors += 1
+            plan, expose_all = None, True
+        if expose_all:
             self._expose_all()
+        self._grants = None if plan is None else plan.grants
+        try:
             output = super().schedule(throttle_prefills)
-            self._empty_steps = 0
-        elif self._only_decodes():
-            self.counters.fast_steps += 1
-            output = super().schedule(throttle_prefills)
-        else:
-            plan = self._plan(now_s)
-            hidden = self._carry_out(plan)
-            self.counters.plan_seconds += time.perf_counter() - started
-            self.counters.plans += 1
-            self._grants = plan.grants
-            try:
-                output = super().schedule(throttle_prefills)
-            finally:
-                self._grants = None
+        finally:
+            self._grants = None
+            if hidden:
                 self.running.extend(hidden)
-        self.waiting.expose(())
-        self.kv_holding_waiting.expose(())
+            self.waiting.expose(())
+            self.kv_holding_waiting.expose(())
         self._after(plan, output, now_s)
         return output
 
-    def _promote_blocked(self) -> None:
-        """Let vLLM move on what waits for a grammar or a KV transfer; the plan hides such requests from its loop."""
-        for request in [r for r in self.deferred_waiting if r.status != RequestStatus.WAITING_FOR_STREAMING_REQ]:
-            if self._handle_blocked_waiting_request(request):
-                self.deferred_waiting.discard(request)
-                self._changed.add(request.request_id)
-
-    def _only_decodes(self) -> bool:
-        """Everything that runs decodes, nobody waits with work, and memory suffices: there is nothing to decide."""
+    def _nothing_to_decide(self) -> bool:
+        """Everything that runs decodes, nobody else could join, and memory suffices."""
         running = len(self.running)
         return (
-            not self._waiting_index
+            (not self._waiting_index or (self.upstream.free_slots() <= 0 and not self._parked_index))
             and not self.upstream.anything_prefills()
             and running <= self.max_num_scheduled_tokens
             and running * (1 + self.num_lookahead_tokens) <= self.upstream.free_blocks()
@@ -216,36 +245,50 @@ class TwoPhaseMixin(Base):
             self.max_num_scheduled_tokens,
             self.upstream.free_blocks(),
             self.block_size,
-            min(self.max_num_running_reqs, self.max_num_active_reqs)
-            - len(self.running)
-            - self.num_waiting_for_streaming_input,
+            self.upstream.free_slots(),
+            self.upstream.parked_slots(),
             self.num_lookahead_tokens,
+            self.upstream.watermark_blocks(),
         )
-        self.last_plan = plan_step(self._holders(), self._newcomers(), lambda: self._victims(now_s), limits)
+        self._outgrown.clear()
+        self.last_plan = plan_step(
+            self._holders(),
+            self._newcomers(),
+            lambda parked: self._victims(parked, now_s),
+            limits,
+            # What is in flight may end a request or free a block; nobody is pushed out for want of patience.
+            may_resort=lambda: not self.upstream.anything_in_flight(),
+        )
+        for request in self._outgrown:
+            self.end_if_outgrown(request)
         return self.last_plan
 
     def _carry_out(self, plan: Plan) -> list[Any]:
         """Preempt, and expose what was granted; returns the running requests that sit this step out."""
-        timestamp_s = time.monotonic()
-        for req_id in plan.victims:
-            request = self.requests.get(req_id)
-            if request is not None:
-                self.preempt(request, timestamp_s)
-        shown, hidden = [], []
-        for request in self.running:
-            (shown if request.request_id in plan.grants else hidden).append(request)
-        if plan.victims or (len(shown) > 1 and self.upstream.free_blocks() < len(shown)):
-            # vLLM preempts from the tail when it runs short after all.
-            order = {req_id: position for position, req_id in enumerate(plan.grants)}
-            shown.sort(key=lambda request: order[request.request_id])
-        self.running[:] = shown
-        fresh, holding = [], []
-        for req_id in plan.grants:
+        if plan.victims:
+            timestamp_s = time.monotonic()
+            self._slot_victims = plan.slot_victims
+            for req_id in plan.victims:
+                request = self.requests.get(req_id)
+                if request is not None:
+                    self.preempt(request, timestamp_s)
+            self._slot_victims = set()
+        grants = plan.grants
+        fresh: list[Any] = []
+        holding: list[Any] = []
+        granted_running = 0
+        for req_id in grants:
             request = self.requests[req_id]
-            if request.status != RequestStatus.RUNNING:
+            if request.status == RequestStatus.RUNNING:
+                granted_running += 1
+            else:
                 (holding if request.num_computed_tokens > 0 else fresh).append(request)
         self.waiting.expose(fresh)
         self.kv_holding_waiting.expose(holding)
+        if granted_running == len(self.running):
+            return []
+        hidden = [request for request in self.running if request.request_id not in grants]
+        self.running[:] = [request for request in self.running if request.request_id in grants]
         return hidden
 
     def _expose_all(self) -> None:
@@ -254,73 +297,84 @@ class TwoPhaseMixin(Base):
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM's hook that may shorten a request's share of the step: the grant is the cap."""
-        tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
         if self._grants is None:
-            return int(tokens)
-        return min(int(tokens), self._grants.get(request.request_id, 0))
-
-    def _preempt_request(self, request: Any, timestamp: float, drop_stale_output: bool = False) -> None:
-        super()._preempt_request(request, timestamp, drop_stale_output)
-        self.on_changed(request)
+            return tokens
+        return min(tokens, self._grants.get(request.request_id, 0))
 
     def _after(self, plan: Plan | None, output: Any, now_s: float) -> None:
         scheduled = output.num_scheduled_tokens
-        self._changed.update(self.upstream.prefilling_ids())
         starts = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
-        if output.scheduled_cached_reqs.resumed_req_ids:
-            cached = output.scheduled_cached_reqs
+        cached = output.scheduled_cached_reqs
+        if cached.resumed_req_ids:
             starts += [
                 (req_id, cached.num_computed_tokens[i])
                 for i, req_id in enumerate(cached.req_ids)
                 if req_id in cached.resumed_req_ids
             ]
-        self.note_admissions(starts)
-        for req_id, _ in starts:
-            self._changed.add(req_id)
-            self._admitted_s[req_id] = now_s
+        if starts:
+            self.note_admissions(starts)
+            for req_id, _ in starts:
+                self._changed.add(req_id)
+                self._admitted_s[req_id] = now_s
+        if output.total_num_scheduled_tokens > len(scheduled) or starts:
+            self._count_prefill(scheduled)
         if output.total_num_scheduled_tokens:
             self._empty_steps = 0
-            if output.total_num_scheduled_tokens > len(scheduled):
-                self.counters.prefill_tokens += sum(n for n in scheduled.values() if n > 1)
-            # Whoever just computed its last prompt token has left the prefilling set, and ranks differently now.
-            if plan is not None:
-                self._changed.update(req_id for req_id, tokens in plan.grants.items() if tokens > 1)
-            return
-        if plan is not None and plan.grants:
+        elif plan is not None and plan.grants:
             self._empty_steps += 1
             self.counters.empty_plan_steps += 1
-        elif self._waiting_index or self._changed:
-            self._relieve_or_sleep(plan, now_s)
+        elif self._waiting_index and not self.upstream.anything_in_flight():
+            self._relieve_or_sleep()
 
-    def _relieve_or_sleep(self, plan: Plan | None, now_s: float) -> None:
-        """Nothing ran although requests wait."""
-        self._rerank(now_s)
-        waiting = [self.requests[str(key[-1])] for key in self._waiting_index]
-        blocked_on_us = any(
-            (session := self.streams.get(request.request_id)) is None or not session.open for request in waiting
-        )
-        if plan is None:
+    def _count_prefill(self, scheduled: dict[str, int]) -> None:
+        """Called when some request got more than a decode's token; those have moved, so their ranks are stale."""
+        for req_id, tokens in scheduled.items():
+            request = self.requests[req_id]
+            before_tokens = request.num_computed_tokens - tokens
+            if before_tokens < request.num_prompt_tokens:
+                after_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+                self.counters.prefill_tokens += after_tokens - before_tokens
+                self._changed.add(req_id)
+
+    def _relieve_or_sleep(self) -> None:
+        """Nothing ran although requests wait, and nothing is under way that could change that."""
+        in_need = [
+            request
+            for request in (self.requests[str(key[-1])] for key in self._waiting_index)
+            if self._has_new_work(request) and self.upstream.todo_tokens(request) > 0
+        ]
+        if in_need and self._upstream_order:
             # vLLM's own order never takes memory from parked streams, and would stand still for ever.
-            parked = [key for key in self._parked_index if self.upstream.blocks(str(key[-1]))]
-            if parked and waiting:
-                self.preempt(self.requests[str(parked[0][-1])], time.monotonic())
+            victim = next(self._victims(True, 0.0), None)
+            if victim is not None:
+                self.preempt(self.requests[victim.req_id], time.monotonic())
                 return
-        if not blocked_on_us and not self.running:
-            # Only open streams are left, and none can have memory before something happens: let the engine block.
+            for request in in_need:
+                self.end_if_outgrown(request)
+        if not in_need and not self.running and not self.deferred_elsewhere():
+            # Open streams only, whose known prompts were computed before and cannot have memory now: the engine may
+            # block until something happens.
             self._asleep = True
+
+    def deferred_elsewhere(self) -> bool:
+        """Whether a request waits for a grammar or a KV transfer."""
+        return len(self.deferred_waiting) > self.num_waiting_for_streaming_input
 
     # ---------------------------------------------------------------- what the engine asks
     def get_num_unfinished_requests(self) -> int:
-        unfinished = int(super().get_num_unfinished_requests())
-        return 0 if self._asleep else unfinished
+        return 0 if self._asleep else int(super().get_num_unfinished_requests())
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        self._observe()
+        now_s = time.monotonic()
+        if now_s - self._observed_s >= OBSERVE_EVERY_S or not self.has_unfinished_requests():
+            self._observed_s = now_s
+            self._observe()
         return super().make_stats(*args, **kwargs)
 
     def _observe(self) -> None:
         counters = self.counters
-        counters.open_streams = sum(session.open for session in self.streams.values())
+        counters.open_streams = len(self._open_ids)
         counters.parked_streams = self.num_waiting_for_streaming_input
         counters.kv_cache_usage_ratio = self.get_kv_cache_usage()
         counters.prefill_backlog_tokens = sum(

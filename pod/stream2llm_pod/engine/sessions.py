@@ -50,16 +50,17 @@ class StreamSession:
     first_chunk_s: float
     last_chunk_s: float
     open: bool = True
+    computed_once_tokens: int = 0
+    """Longest prefix of the present prompt that was ever computed, even if a preemption took it since."""
     prefilled_before_finish_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
     invalidated_tokens: int = 0
     pending: list[tuple[Any, Op]] = field(default_factory=list)
     """Operations that arrived while a KV transfer into this request was under way."""
-    lost_tokens: int = 0
-    """Computed tokens that the last preemption took; what the prefix cache gives back is not recomputed."""
 
     def report(self) -> dict[str, int]:
+        """What the client's side is told when the stream ends."""
         return {
             "prefilled_before_finish_tokens": self.prefilled_before_finish_tokens,
             "preemptions": self.preemptions,

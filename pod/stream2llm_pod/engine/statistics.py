@@ -5,13 +5,14 @@ They ride in vLLM's KV connector statistics, the one channel that takes free-for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from stream2llm_pod.engine.configuring import read_settings
+from stream2llm_pod.engine.counting import MAX_DURATIONS
 
 TOTALS = (
     "preemptions_memory",
@@ -19,30 +20,56 @@ TOTALS = (
     "recomputed_tokens",
     "prefill_tokens",
     "invalidated_tokens",
-    "plan_seconds",
-    "plans",
     "empty_plan_steps",
     "fallback_steps",
+    "internal_errors",
     "failed_requests",
+    "ignored_operations",
 )
 GAUGES = ("open_streams", "parked_streams", "prefill_backlog_tokens", "kv_cache_usage_ratio")
+DURATIONS = "plan_durations_s"
+PROGRESS = "progress"
+
+REPORT_EVERY_S = 0.1
+PLAN_BUCKETS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 1e-1)
 
 latest_progress: dict[str, tuple[int, int]] = {}
-"""In the API server: internal request id → (computed, invalidated) tokens, as last reported by the engine core."""
+"""In the API server: internal request id → (computed, invalidated) tokens, as last reported by the engine core, for
+the ids that somebody entered."""
 
 
-def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What to send: the growth of the totals, the present gauges, and the streams that moved."""
-    changed = {name: now[name] - before.get(name, 0) for name in TOTALS if now[name] != before.get(name, 0)}
-    changed.update({name: now[name] for name in GAUGES if now[name] != before.get(name)})
-    if now["progress"]:
-        changed["progress"] = {req_id: list(tokens) for req_id, tokens in now["progress"].items()}
-    return changed
+class Reporter:
+    """Collects from a scheduler what has changed since the last report: at most ten times a second, and once more when
+    the engine is about to idle, because no step will ask again."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._reported: dict[str, Any] = {}
+        self._due_s = 0.0
+
+    def take(self) -> StreamStats | None:
+        now_s = time.monotonic()
+        if now_s < self._due_s and self._scheduler.has_unfinished_requests():
+            return None
+        self._due_s = now_s + REPORT_EVERY_S
+        counters = self._scheduler.counters
+        changed: dict[str, Any] = {}
+        for name in TOTALS + GAUGES:
+            value, before = getattr(counters, name), self._reported.get(name, 0)
+            if value != before:
+                changed[name] = value - before if name in TOTALS else value
+                self._reported[name] = value
+        if counters.plan_durations_s:
+            changed[DURATIONS], counters.plan_durations_s = counters.plan_durations_s, []
+        if counters.progress:
+            changed[PROGRESS] = {req_id: list(tokens) for req_id, tokens in counters.progress.items()}
+            counters.progress.clear()
+        return StreamStats(data=changed) if changed else None
 
 
 @dataclass
 class StreamStats(KVConnectorStats):
-    """`data`: growth of the totals, present gauges, and `progress`."""
+    """`data`: growth of the totals, present gauges, plan durations in seconds, and progress."""
 
     def reset(self) -> None:
         self.data = {}
@@ -51,14 +78,22 @@ class StreamStats(KVConnectorStats):
         for name, value in other.data.items():
             if name in TOTALS:
                 self.data[name] = self.data.get(name, 0) + value
-            elif name == "progress":
-                self.data[name] = {**self.data.get(name, {}), **value}
+            elif name == DURATIONS:
+                self.data[name] = [*self.data.get(name, ()), *value][-MAX_DURATIONS:]
+            elif name == PROGRESS:
+                # For the front end only, which has seen it; a log line has no use for it.
+                self.data.pop(name, None)
             else:
                 self.data[name] = value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {name: value for name, value in self.data.items() if name != "progress"}
+        """One figure each, for vLLM's log line."""
+        figures = {name: value for name, value in self.data.items() if name not in (DURATIONS, PROGRESS)}
+        durations_s = self.data.get(DURATIONS)
+        if durations_s:
+            figures["plan_ms_mean"] = round(1000 * sum(durations_s) / len(durations_s), 3)
+        return figures
 
     def is_empty(self) -> bool:
         return not self.data
@@ -84,6 +119,14 @@ class StreamPromMetrics(KVConnectorPromMetrics):
             documentation="Requests whose KV cache was taken, by what happened to it and why.",
             labelnames=[*self._label_names, "kind", "cause"],
         )
+        self._plan_seconds = self._labelled(
+            self._histogram_cls(
+                name="stream2llm_plan_seconds",
+                documentation="Time a step spends on deciding and carrying out, without vLLM's own part.",
+                buckets=PLAN_BUCKETS_S,
+                labelnames=self._label_names,
+            )
+        )
         self._series = {
             "preemptions_memory": self._labelled(preemptions, "recompute", "memory"),
             "preemptions_policy": self._labelled(preemptions, "recompute", "policy"),
@@ -92,12 +135,16 @@ class StreamPromMetrics(KVConnectorPromMetrics):
             "invalidated_tokens": self._counter(
                 "invalidated_tokens_total", "Computed tokens that an update of the context made worthless."
             ),
-            "plan_seconds": self._counter("plan_seconds_total", "Time spent in planning, both phases."),
-            "plans": self._counter("plans_total", "Steps that were planned."),
             "empty_plan_steps": self._counter(
                 "empty_plan_steps_total", "Steps whose plan granted work and in which nothing ran. Should stay 0."
             ),
             "fallback_steps": self._counter("fallback_steps_total", "Steps handed to vLLM's own order as a guard."),
+            "internal_errors": self._counter(
+                "engine_internal_errors_total", "Exceptions of the plug-in that were caught. Should stay 0."
+            ),
+            "ignored_operations": self._counter(
+                "ignored_operations_total", "Operations that came too late or for no open stream."
+            ),
             "failed_requests": self._counter("failed_requests_total", "Requests ended for a prompt that cannot fit."),
             "open_streams": self._gauge("engine_open_streams", "Streams whose prompt may still grow."),
             "parked_streams": self._gauge("engine_parked_streams", "Streams that wait for their producer."),
@@ -120,9 +167,14 @@ class StreamPromMetrics(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, value in transfer_stats_data.items():
-            if name == "progress":
-                latest_progress.update({req_id: (tokens[0], tokens[1]) for req_id, tokens in value.items()})
-            elif name in TOTALS:
+            if name in TOTALS:
                 self._series[name][engine_idx].inc(value)
             elif name in GAUGES:
                 self._series[name][engine_idx].set(value)
+            elif name == DURATIONS:
+                for duration_s in value:
+                    self._plan_seconds[engine_idx].observe(duration_s)
+            elif name == PROGRESS:
+                for req_id, (computed_tokens, invalidated_tokens) in value.items():
+                    if req_id in latest_progress:
+                        latest_progress[req_id] = (computed_tokens, invalidated_tokens)

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 STATS_KEY = "stream2llm"
 """Where a finished stream's report rides in `kv_transfer_params`."""
 
+MAX_PROGRESS_ENTRIES = 10_000
+"""Bounds the progress report while nobody collects it (an engine without statistics)."""
+
 
 class StreamingMixin(Base):
     """Adds streams to a vLLM scheduler. Put it before the scheduler class in the bases.
@@ -46,9 +49,14 @@ class StreamingMixin(Base):
         self.streams: dict[str, StreamSession] = {}
         self.counters = Counters()
         self.clock = time.monotonic
+        self.limit_tokens = min(self.max_model_len - 1, self.upstream.usable_blocks() * self.block_size)
+        self._open_ids: set[str] = set()
+        self._pending_ids: set[str] = set()
+        self._lost_tokens: dict[str, int] = {}
         self._failures: list[tuple[int, EngineCoreOutput]] = []
+        self._slot_victims: set[str] = set()
         if hasattr(self.connector, "report_from"):
-            self.connector.report_from(self.counters)
+            self.connector.report_from(self)
 
     # ---------------------------------------------------------------- hooks for the planning side
     def on_changed(self, request: Any) -> None:
@@ -65,37 +73,42 @@ class StreamingMixin(Base):
             # Written into the OpenAI API by somebody who is not our front end: serve it as the ordinary request it is.
             self.counters.ignored_operations += 1
             op = None
+        existing = self.requests.get(request.request_id)
         if op is None:
-            if request.request_id in self.streams:
+            if existing is not None:
                 self.counters.ignored_operations += 1
                 return
             super().add_request(request)
             self._accept(request)
-            return
-        existing = self.requests.get(request.request_id)
-        if existing is None:
+        elif existing is None:
             if op.kind is OpKind.OPEN:
                 self._open(request, op)
             else:
                 # The chunk raced with the stream's end.
                 self.counters.ignored_operations += 1
-            return
-        session = self.streams.get(request.request_id)
-        if session is None or not session.open or op.kind is OpKind.OPEN or existing.is_finished():
-            self.counters.ignored_operations += 1
-        elif existing.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            session.pending.append((request, op))
         else:
-            self._apply(existing, session, request, op)
+            session = self.streams.get(request.request_id)
+            if session is None or not session.open or op.kind is OpKind.OPEN or existing.is_finished():
+                self.counters.ignored_operations += 1
+            elif session.pending or existing.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                session.pending.append((request, op))
+                self._pending_ids.add(request.request_id)
+            else:
+                self._apply(existing, session, request, op)
 
     def _open(self, request: Any, op: Op) -> None:
+        request.resumable = False
+        if request.prompt_token_ids is None or request.mm_features or request.pooling_params is not None:
+            super().add_request(request)
+            self.fail(request, "a stream takes token ids only")
+            return
         now_s = self.clock()
         session = StreamSession(
             request.request_id, Prompt(request.prompt_token_ids), request.max_tokens, now_s, now_s, open=not op.last
         )
         self.streams[request.request_id] = session
-        request.resumable = False
         if session.open:
+            self._open_ids.add(request.request_id)
             request.max_tokens = 1
         super().add_request(request)
         self._accept(request)
@@ -106,39 +119,57 @@ class StreamingMixin(Base):
 
     def apply_pending(self) -> None:
         """Apply what arrived while a KV transfer was under way, for the streams whose transfer has ended."""
-        for session in [s for s in self.streams.values() if s.pending]:
-            request = self.requests.get(session.req_id)
-            while session.pending and request is not None and not request.is_finished():
-                if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS or not session.open:
+        for req_id in list(self._pending_ids):
+            request, session = self.requests.get(req_id), self.streams.get(req_id)
+            if request is None or session is None:
+                self._pending_ids.discard(req_id)
+                continue
+            while session.pending and session.open and not request.is_finished():
+                if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
                     break
                 self._apply(request, session, *session.pending.pop(0))
+            if not session.pending:
+                self._pending_ids.discard(req_id)
 
     def _apply(self, request: Any, session: StreamSession, incoming: Any, op: Op) -> None:
+        try:
+            self._change_prompt(request, session, incoming, op)
+        except Exception:
+            logger.exception("operation %s of stream %s could not be applied", op.kind, session.req_id)
+            self.counters.internal_errors += 1
+            if not request.is_finished():
+                self.fail(request, "internal error")
+
+    def _change_prompt(self, request: Any, session: StreamSession, incoming: Any, op: Op) -> None:
         session.last_chunk_s = self.clock()
         known_tokens = request.num_tokens
         computed_tokens = min(request.num_computed_tokens, known_tokens)
+        session.computed_once_tokens = max(session.computed_once_tokens, computed_tokens)
         shared_tokens = known_tokens
         if op.kind is OpKind.UPDATE:
             new_tokens = to_tokens(incoming.prompt_token_ids)
             shared_tokens = common_prefix_tokens(session.prompt.tokens, new_tokens)
             self.upstream.replace_prompt(request, list(incoming.prompt_token_ids), shared_tokens, incoming.block_hashes)
             session.prompt.replace(new_tokens)
+            session.computed_once_tokens = min(session.computed_once_tokens, shared_tokens)
+            if self._lost_tokens.get(session.req_id, 0) > shared_tokens:
+                self._lost_tokens[session.req_id] = shared_tokens
         elif not op.empty:
             chunk = list(incoming.prompt_token_ids)
             self.upstream.extend_prompt(request, chunk)
             session.prompt.append(chunk)
-        valid_tokens = min(shared_tokens, computed_tokens)
         if op.last or op.kind is OpKind.FINISH:
             session.open = False
+            self._open_ids.discard(session.req_id)
             request.max_tokens = session.max_tokens
-            session.prefilled_before_finish_tokens = valid_tokens
+            session.prefilled_before_finish_tokens = min(shared_tokens, computed_tokens)
         if self._fail_if_too_long(request):
             return
-        unchanged = request.num_tokens == known_tokens == shared_tokens
-        if session.open and unchanged:
+        if session.open and request.num_tokens == known_tokens == shared_tokens:
             return
         # One token at least is left to compute, or nothing would ever be sampled.
-        kept_tokens = self.upstream.truncate(request, min(valid_tokens, request.num_tokens - 1))
+        keep_tokens = min(shared_tokens, computed_tokens, request.num_tokens - 1)
+        kept_tokens = self.upstream.truncate(request, keep_tokens, same_values=shared_tokens >= computed_tokens)
         if shared_tokens < computed_tokens:
             session.invalidated_tokens += computed_tokens - kept_tokens
             self.counters.invalidated_tokens += computed_tokens - kept_tokens
@@ -148,44 +179,45 @@ class StreamingMixin(Base):
 
     # ---------------------------------------------------------------- prompts that cannot fit
     def _fail_if_too_long(self, request: Any) -> bool:
-        block_tokens = self.block_size
-        limit_tokens = min(self.max_model_len - 1, self.upstream.usable_blocks() * block_tokens)
-        if request.num_tokens <= limit_tokens:
+        if request.num_tokens <= self.limit_tokens:
             return False
-        self.fail(request, f"prompt of {request.num_tokens} tokens, limit {limit_tokens}")
+        self.fail(request, f"prompt of {request.num_tokens} tokens is beyond the limit of {self.limit_tokens} tokens")
+        return True
+
+    def end_if_outgrown(self, request: Any) -> bool:
+        """End a request whose output has filled the whole KV pool: vLLM would preempt and recompute it for ever."""
+        if request.num_tokens <= self.upstream.usable_blocks() * self.block_size or request.num_in_flight_tokens:
+            return False
+        self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED, FinishReason.LENGTH, None)
         return True
 
     def fail(self, request: Any, why: str) -> None:
         """End one request with an error; vLLM would keep it for ever."""
         logger.warning("request %s ended: %s", request.request_id, why)
         self.counters.failed_requests += 1
+        self._end(request, RequestStatus.FINISHED_ERROR, FinishReason.ERROR, why)
+
+    def _end(self, request: Any, status: Any, finish_reason: FinishReason, stop_reason: str | None) -> None:
+        session = self.streams.get(request.request_id)
         output = EngineCoreOutput(
-            request_id=request.request_id, new_token_ids=[], finish_reason=FinishReason.ERROR, stop_reason=why
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            kv_transfer_params={STATS_KEY: session.report()} if session is not None else None,
         )
         self._failures.append((request.client_index, output))
-        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+        self.finish_requests(request.request_id, status)
 
     # ---------------------------------------------------------------- after a step
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        finished_prefix = []
-        sampled = model_runner_output.sampled_token_ids
-        for req_id in scheduler_output.num_scheduled_tokens if self.streams else ():
-            session = self.streams.get(req_id)
-            if session is None or not session.open:
-                continue
-            request = self.requests.get(req_id)
-            if request is None or request.is_finished() or request.num_stale_output_tokens > 0:
-                continue
-            index = model_runner_output.req_id_to_index.get(req_id)
-            if index is not None and sampled and sampled[index]:
-                # The known prompt is computed but not whole: what was sampled after it means nothing.
-                sampled[index] = []
-                finished_prefix.append(request)
-            self._report_progress(session, request)
+        finished_prefix = self._suppress_open(scheduler_output, model_runner_output) if self._open_ids else ()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request in finished_prefix:
             if not request.is_finished() and request.status == RequestStatus.RUNNING:
                 self.upstream.park(request)
+                session = self.streams[request.request_id]
+                session.computed_once_tokens = request.num_computed_tokens
                 self.on_changed(request)
         for client_index, output in self._failures:
             if client_index not in outputs:
@@ -195,15 +227,38 @@ class StreamingMixin(Base):
         self._failures.clear()
         return outputs
 
+    def _suppress_open(self, scheduler_output: Any, model_runner_output: Any) -> list[Any]:
+        """Drop what was sampled after prompts that are not whole; returns the requests that have computed all they
+        know."""
+        finished_prefix = []
+        sampled = model_runner_output.sampled_token_ids
+        scheduled = scheduler_output.num_scheduled_tokens
+        few, many = sorted((self._open_ids, scheduled), key=len)
+        for req_id in [req_id for req_id in few if req_id in many]:
+            request = self.requests.get(req_id)
+            if request is None or request.is_finished() or request.num_stale_output_tokens > 0:
+                continue
+            index = model_runner_output.req_id_to_index.get(req_id)
+            if index is not None and sampled and sampled[index]:
+                sampled[index] = []
+                finished_prefix.append(request)
+            self._report_progress(self.streams[req_id], request)
+        return finished_prefix
+
     def _report_progress(self, session: StreamSession, request: Any) -> None:
-        computed_tokens = min(request.num_computed_tokens, request.num_tokens)
-        self.counters.progress[session.req_id] = (computed_tokens, session.invalidated_tokens)
+        if len(self.counters.progress) < MAX_PROGRESS_ENTRIES:
+            computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+            self.counters.progress[session.req_id] = (computed_tokens, session.invalidated_tokens)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> tuple[dict[str, Any] | None, Any]:
         kv_params, ec_params = super()._free_request(request, *args, **kwargs)
-        session = self.streams.pop(request.request_id, None)
-        self.counters.progress.pop(request.request_id, None)
-        self.on_gone(request.request_id)
+        req_id = request.request_id
+        session = self.streams.pop(req_id, None)
+        self._open_ids.discard(req_id)
+        self._pending_ids.discard(req_id)
+        self._lost_tokens.pop(req_id, None)
+        self.counters.progress.pop(req_id, None)
+        self.on_gone(req_id)
         if session is not None:
             kv_params = {**(kv_params or {}), STATS_KEY: session.report()}
         return kv_params, ec_params
@@ -212,28 +267,44 @@ class StreamingMixin(Base):
         # A failure's output leaves with the next step, so there must be one.
         return bool(self._failures) or super().has_finished_requests()
 
-    def preempt(self, request: Any, timestamp_s: float, *, for_memory: bool = True) -> None:
+    # ---------------------------------------------------------------- preemption
+    def preempt(self, request: Any, timestamp_s: float) -> None:
         """Take all KV blocks of a running, parked or readmitted request; it recomputes later."""
+        if request.status == RequestStatus.RUNNING:
+            self.upstream.preempt_running(request, timestamp_s)
+            return
+        self._note_preemption(request)
+        self.upstream.preempt_waiting(request)
+        self.on_changed(request)
+
+    def _preempt_request(self, request: Any, timestamp: float, drop_stale_output: bool = False) -> None:
+        """vLLM's own preemption of a running request, whoever asks for it."""
+        self._note_preemption(request)
+        is_open = request.request_id in self._open_ids
+        super()._preempt_request(request, timestamp, drop_stale_output or is_open)
+        if is_open:
+            self.upstream.restart_as_new(request)
+        self.on_changed(request)
+
+    def _note_preemption(self, request: Any) -> None:
+        computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+        self._lost_tokens[request.request_id] = computed_tokens
+        if request.request_id in self._slot_victims:
+            self.counters.preemptions_policy += 1
+        else:
+            self.counters.preemptions_memory += 1
         session = self.streams.get(request.request_id)
         if session is not None:
             session.preemptions += 1
-            session.lost_tokens = min(request.num_computed_tokens, request.num_tokens)
-        if for_memory:
-            self.counters.preemptions_memory += 1
-        else:
-            self.counters.preemptions_policy += 1
-        if request.status == RequestStatus.RUNNING:
-            self.upstream.preempt_running(request, timestamp_s)
-        else:
-            self.upstream.preempt_waiting(request)
-        self.on_changed(request)
+            session.computed_once_tokens = max(session.computed_once_tokens, computed_tokens)
 
     def note_admissions(self, starts: Iterable[tuple[str, int]]) -> None:
         """Count as recomputed what a preemption took and the prefix cache did not give back."""
+        if not self._lost_tokens:
+            return
         for req_id, computed_tokens in starts:
+            again_tokens = max(self._lost_tokens.pop(req_id, 0) - computed_tokens, 0)
+            self.counters.recomputed_tokens += again_tokens
             session = self.streams.get(req_id)
-            if session is not None and session.lost_tokens:
-                again_tokens = max(session.lost_tokens - computed_tokens, 0)
+            if session is not None:
                 session.recomputed_tokens += again_tokens
-                self.counters.recomputed_tokens += again_tokens
-                session.lost_tokens = 0

@@ -1,7 +1,7 @@
 """Phase 1: decide who runs with how many tokens and who gives up memory. Pure; changes nothing.
 
-Inputs are iterated lazily and only as far as the step's budget reaches, because making a candidate can cost a
-prefix-cache look-up.
+Inputs are iterated lazily and only as far as the step's budget and slots reach, because making a candidate can cost a
+prefix-cache look-up and making a victim means counting its blocks.
 
 Rules
 - Candidates are served in rank order while tokens, blocks and slots last.
@@ -10,7 +10,9 @@ Rules
   for their producers, under every policy.
 - A newcomer is admitted only if its whole known prompt fits beside what ranks above it. Otherwise it would take the
   room of one chunk, stall, be preempted and start over.
-- If that rule leaves the step empty, the best candidate gets whatever fits: a step with work and memory is never empty.
+- If that leaves the step empty, the first candidate that can get anything gets it: the admission rule, the watermark
+  and the victims' minimum residency no longer count, and a new chunk may take from any parked stream. What was
+  computed before may not: two parked streams would take turns for ever, computing the same tokens again.
 """
 
 from __future__ import annotations
@@ -24,148 +26,208 @@ from stream2llm_pod.scheduling.views import Candidate, Limits, Victim
 MAX_PASSED_OVER = 16
 """How many candidates that do not fit are passed over before the step stops looking (once something is granted)."""
 
+VictimSource = Callable[[bool], Iterable[Victim]]
+"""Given `parked`, the parked or the other holders of blocks and slots, lowest rank first."""
+
 
 @dataclass(slots=True)
 class Plan:
-    """Tokens to compute per request, in rank order, and the requests to preempt first."""
+    """One step's decisions.
+
+    grants: request id → tokens to compute, in rank order; victims: whom to preempt first; slot_victims: those among
+    them that give up their run slot only, memory being sufficient; considered: how many candidates were looked at.
+    """
 
     grants: dict[str, int] = field(default_factory=dict)
     victims: list[str] = field(default_factory=list)
+    slot_victims: set[str] = field(default_factory=set)
     considered: int = 0
 
 
-class _Memory:
-    """Free blocks, and the victims' blocks that could be had, lowest rank first."""
+class _Remembered:
+    """An iterable that is consumed once, as far as needed, and can be walked many times."""
 
-    def __init__(self, free_blocks: int, victims: Callable[[], Iterable[Victim]]) -> None:
-        self.free_blocks = free_blocks
-        self._load = victims
-        self._victims: list[Victim] | None = None
+    def __init__(self, load: Callable[[], Iterable[Victim]]) -> None:
+        self._load = load
+        self._rest: Iterator[Victim] | None = None
+        self._seen: list[Victim] = []
+
+    def __iter__(self) -> Iterator[Victim]:
+        position = 0
+        while True:
+            if position == len(self._seen):
+                if self._rest is None:
+                    self._rest = iter(self._load())
+                following = next(self._rest, None)
+                if following is None:
+                    return
+                self._seen.append(following)
+            yield self._seen[position]
+            position += 1
+
+
+class _Step:
+    """What is left to spend while the plan grows."""
+
+    def __init__(self, victims: VictimSource, limits: Limits) -> None:
+        self.plan = Plan()
+        self.limits = limits
+        self.budget_tokens = limits.budget_tokens
+        self.free_blocks = limits.free_blocks
+        self.free_slots = limits.free_slots
+        self.parked_slots = limits.parked_slots
+        self.left_out: list[Candidate] = []
         self.gone: set[str] = set()
+        self.last_resort = False
+        self._active = _Remembered(lambda: victims(False))
+        self._parked = _Remembered(lambda: victims(True))
 
-    def _eligible(self, candidate: Candidate, plan: Plan, spare_protected: bool) -> Iterator[Victim]:
-        if self._victims is None:
-            self._victims = list(self._load())
-        for victim in self._victims:
-            if victim.req_id in self.gone or victim.req_id in plan.grants or victim.req_id == candidate.req_id:
-                continue
-            if victim.protected and spare_protected:
-                continue
-            if victim.rank > candidate.rank or (victim.parked and candidate.complete):
-                yield victim
+    def admits(self) -> bool:
+        """Whether a newcomer could have a slot."""
+        return self.free_slots > 0 or self.parked_slots > 0
 
-    def available_blocks(self, candidate: Candidate, plan: Plan, spare_protected: bool) -> int:
-        return self.free_blocks + sum(v.freeable_blocks for v in self._eligible(candidate, plan, spare_protected))
+    def serve(self, candidate: Candidate) -> bool:
+        """Grant what the candidate can have; False if that is nothing."""
+        todo_tokens = candidate.todo_tokens - candidate.restored_tokens
+        tokens = min(todo_tokens, self.budget_tokens)
+        if tokens <= 0:
+            return False
+        kept_free = 0
+        if not candidate.holds_slot and not self.last_resort:
+            kept_free = self.limits.watermark_blocks
+            if not self._could_have(candidate, self._blocks_for(candidate, todo_tokens) + kept_free):
+                return False
+        if not self._obtain(candidate, self._blocks_for(candidate, tokens) + kept_free):
+            # A request that already runs goes on with what is there; a newcomer would only hold memory and stall.
+            if not (candidate.holds_slot or (self.last_resort and self.free_slots > 0)):
+                return False
+            tokens = min(tokens, self._fitting_tokens(candidate))
+            if tokens <= 0:
+                return False
+        self.free_blocks -= self._blocks_for(candidate, tokens)
+        self.free_slots -= not candidate.holds_slot
+        self.budget_tokens -= tokens
+        self.plan.grants[candidate.req_id] = tokens
+        return True
 
-    def take(self, blocks: int, candidate: Candidate, plan: Plan, spare_protected: bool) -> int | None:
-        """Take `blocks`, preempting as needed; returns the slots that came free with the victims, None if short."""
-        if blocks <= self.free_blocks:
-            self.free_blocks -= blocks
-            return 0
-        chosen, gained_blocks = [], 0
-        for victim in self._eligible(candidate, plan, spare_protected):
-            chosen.append(victim)
-            gained_blocks += victim.freeable_blocks
-            if blocks <= self.free_blocks + gained_blocks:
+    def _blocks_for(self, candidate: Candidate, tokens: int) -> int:
+        end = candidate.computed_tokens + candidate.restored_tokens + tokens + self.limits.lookahead_tokens
+        return max(-(-end // self.limits.block_size) - candidate.held_blocks - candidate.shared_blocks, 0)
+
+    def _fitting_tokens(self, candidate: Candidate) -> int:
+        room_blocks = candidate.held_blocks + candidate.shared_blocks + self.free_blocks
+        room_tokens = room_blocks * self.limits.block_size - self.limits.lookahead_tokens
+        return room_tokens - candidate.computed_tokens - candidate.restored_tokens
+
+    def _may_take(self, victim: Victim, candidate: Candidate, any_parked: bool) -> bool:
+        if victim.req_id in self.gone or victim.req_id in self.plan.grants or victim.req_id == candidate.req_id:
+            return False
+        if victim.protected and not self.last_resort:
+            return False
+        return victim.rank > candidate.rank or (victim.parked and any_parked)
+
+    def _eligible(self, candidate: Candidate) -> Iterator[Victim]:
+        """Whom the candidate may push out, lowest rank first."""
+        any_parked = candidate.complete or (self.last_resort and candidate.fresh)
+        for victim in merge(self._active, self._parked, key=lambda v: v.rank, reverse=True):
+            if victim.rank <= candidate.rank:
                 break
-        else:
-            return None
-        return self._evict(chosen, plan, gained_blocks - blocks)
+            if self._may_take(victim, candidate, any_parked):
+                yield victim
+        if any_parked:
+            for victim in self._parked:
+                if victim.rank <= candidate.rank and self._may_take(victim, candidate, any_parked):
+                    yield victim
 
-    def take_slot(self, candidate: Candidate, plan: Plan) -> bool:
-        """Free one run slot by preempting a parked stream."""
-        for victim in self._eligible(candidate, plan, False):
-            if victim.parked and victim.holds_slot:
-                self._evict([victim], plan, victim.freeable_blocks)
+    def _could_have(self, candidate: Candidate, blocks: int) -> bool:
+        available_blocks = self.free_blocks
+        if blocks <= available_blocks:
+            return True
+        for victim in self._eligible(candidate):
+            available_blocks += victim.freeable_blocks
+            if blocks <= available_blocks:
                 return True
         return False
 
-    def _evict(self, chosen: list[Victim], plan: Plan, balance_blocks: int) -> int:
-        self.free_blocks += balance_blocks
+    def _obtain(self, candidate: Candidate, blocks: int) -> bool:
+        """Preempt until `blocks` are free, and a run slot if the candidate has none; all or nothing."""
+        has_slot = candidate.holds_slot or self.free_slots > 0
+        short_blocks = blocks - self.free_blocks
+        if has_slot and short_blocks <= 0:
+            return True
+        chosen: list[Victim] = []
+        for_slot: set[str] = set()
+        for victim in self._eligible(candidate):
+            if short_blocks <= 0:
+                # Only a parked stream gives up its slot for nothing else: what runs will end by itself.
+                if not (victim.parked and victim.holds_slot):
+                    continue
+                for_slot.add(victim.req_id)
+            elif victim.freeable_blocks <= 0 and not (not has_slot and victim.parked and victim.holds_slot):
+                continue
+            chosen.append(victim)
+            short_blocks -= victim.freeable_blocks
+            has_slot = has_slot or victim.holds_slot
+            if has_slot and short_blocks <= 0:
+                break
+        if not has_slot or short_blocks > 0:
+            return False
         for victim in chosen:
             self.gone.add(victim.req_id)
-            plan.victims.append(victim.req_id)
-        return sum(v.holds_slot for v in chosen)
+            self.plan.victims.append(victim.req_id)
+            self.free_blocks += victim.freeable_blocks
+            self.free_slots += victim.holds_slot
+            self.parked_slots -= victim.parked and victim.holds_slot
+        self.plan.slot_victims |= for_slot
+        return True
 
 
-def _blocks_for(candidate: Candidate, tokens: int, limits: Limits) -> int:
-    end = candidate.computed_tokens + candidate.restored_tokens + tokens + limits.lookahead_tokens
-    return max(-(-end // limits.block_size) - candidate.held_blocks - candidate.shared_blocks, 0)
+def _in_rank_order(
+    holders: Iterator[Candidate], newcomers: Iterator[Candidate], admits: Callable[[], bool]
+) -> Iterator[Candidate]:
+    """Both in one order; a newcomer is made only while there is a slot for it."""
+    holder, newcomer = next(holders, None), None
+    while True:
+        if newcomer is None and admits():
+            newcomer = next(newcomers, None)
+        if newcomer is not None and (holder is None or newcomer.rank < holder.rank):
+            yield newcomer
+            newcomer = None
+        elif holder is not None:
+            yield holder
+            holder = next(holders, None)
+        else:
+            return
 
 
 def plan_step(
     holders: Iterable[Candidate],
     newcomers: Iterable[Candidate],
-    victims: Callable[[], Iterable[Victim]],
+    victims: VictimSource,
     limits: Limits,
     *,
-    spare_protected: bool = True,
+    may_resort: Callable[[], bool] = lambda: True,
 ) -> Plan:
     """Plan one step.
 
     holders: candidates that occupy a run slot, in rank order; newcomers: those that need one, in rank order;
-    victims: all that hold blocks or slots, lowest rank first, asked for only when memory or slots are short.
+    victims: asked for only when memory or slots are short; may_resort: asked when nothing was granted, whether the
+    exceptions for an empty step apply.
     """
-    plan = Plan()
-    memory = _Memory(limits.free_blocks, victims)
-    budget_tokens, slots, passed_over = limits.budget_tokens, limits.free_slots, 0
-    first_left_out: Candidate | None = None
-    for candidate in merge(holders, newcomers, key=lambda c: c.rank):
-        if budget_tokens <= 0 or (plan.grants and passed_over >= MAX_PASSED_OVER):
+    step = _Step(victims, limits)
+    for candidate in _in_rank_order(iter(holders), iter(newcomers), step.admits):
+        if candidate.req_id in step.gone:
+            continue
+        step.plan.considered += 1
+        if candidate.todo_tokens <= candidate.restored_tokens:
+            continue
+        if not step.serve(candidate):
+            step.left_out.append(candidate)
+        if step.budget_tokens <= 0 or (step.plan.grants and len(step.left_out) >= MAX_PASSED_OVER):
             break
-        if candidate.req_id in memory.gone:
-            continue
-        plan.considered += 1
-        todo_tokens = candidate.todo_tokens - candidate.restored_tokens
-        if todo_tokens <= 0:
-            continue
-        take_tokens = min(todo_tokens, budget_tokens)
-        if not candidate.holds_slot:
-            whole_blocks = _blocks_for(candidate, todo_tokens, limits)
-            if whole_blocks > memory.free_blocks and (
-                whole_blocks > memory.available_blocks(candidate, plan, spare_protected)
-            ):
-                first_left_out = first_left_out or candidate
-                passed_over += 1
-                continue
-            if slots <= 0:
-                if not memory.take_slot(candidate, plan):
-                    passed_over += 1
-                    continue
-                slots += 1
-        freed_slots = memory.take(_blocks_for(candidate, take_tokens, limits), candidate, plan, spare_protected)
-        if freed_slots is None:
-            # A request that already runs goes on with what is there; a stalled one would only hold memory.
-            take_tokens = _fitting_tokens(candidate, take_tokens, memory.free_blocks, limits)
-            if take_tokens <= 0:
-                passed_over += 1
-                continue
-            memory.free_blocks -= _blocks_for(candidate, take_tokens, limits)
-            freed_slots = 0
-        slots += freed_slots - (not candidate.holds_slot)
-        budget_tokens -= take_tokens
-        plan.grants[candidate.req_id] = take_tokens
-    if plan.grants:
-        return plan
-    if spare_protected and memory.gone == set() and first_left_out is not None:
-        return _last_resort(first_left_out, memory, slots, limits)
-    return plan
-
-
-def _fitting_tokens(candidate: Candidate, tokens: int, free_blocks: int, limits: Limits) -> int:
-    room_blocks = candidate.held_blocks + candidate.shared_blocks + free_blocks
-    room_tokens = room_blocks * limits.block_size - limits.lookahead_tokens
-    return min(tokens, room_tokens - candidate.computed_tokens - candidate.restored_tokens)
-
-
-def _last_resort(candidate: Candidate, memory: _Memory, slots: int, limits: Limits) -> Plan:
-    """The step is empty: spare nobody, and let the best candidate have what it can get."""
-    plan = Plan(considered=1)
-    if slots <= 0 and not memory.take_slot(candidate, plan):
-        return plan
-    tokens = min(candidate.todo_tokens - candidate.restored_tokens, limits.budget_tokens)
-    if memory.take(_blocks_for(candidate, tokens, limits), candidate, plan, False) is None:
-        tokens = _fitting_tokens(candidate, tokens, memory.free_blocks, limits)
-    if tokens > 0:
-        plan.grants[candidate.req_id] = tokens
-    return plan
+    if not step.plan.grants and step.left_out and may_resort():
+        step.last_resort = True
+        for candidate in step.left_out:
+            if candidate.req_id not in step.gone and step.serve(candidate):
+                break
+    return step.plan

@@ -35,9 +35,9 @@ class StreamView:
         return min(self.prompt_tokens, self.computed_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """A request with tokens to compute, as the planner sees it."""
+    """A request with tokens to compute, as the planner sees it. Treated as read-only."""
 
     req_id: str
     rank: RankKey
@@ -52,11 +52,13 @@ class Candidate:
     """Tokens that its admission brings back without computing them (prefix cache)."""
     shared_blocks: int = 0
     """Blocks among the restored ones that somebody else holds already, so they cost no free block."""
+    fresh: bool = False
+    """Some of its tokens were never computed: a new chunk, not only the repetition of what a preemption took."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Victim:
-    """A request whose KV blocks could be taken."""
+    """A request whose KV blocks could be taken. Treated as read-only."""
 
     req_id: str
     rank: RankKey
@@ -77,4 +79,8 @@ class Limits:
     free_blocks: int
     block_size: int
     free_slots: int
+    parked_slots: int = 0
+    """Run slots that parked streams hold."""
     lookahead_tokens: int = 0
+    watermark_blocks: int = 0
+    """Blocks that stay free when a request is admitted."""

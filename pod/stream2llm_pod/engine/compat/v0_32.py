@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from stream2llm_pod.engine.compat.private_names import PrivateAttribute, PrivateMethod
@@ -47,6 +49,7 @@ NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
             "sched_step_seq",
             "requires_kv_delivery",
             "_inflight_prefills",
+            "_pause_state",
         )
     ),
     *(
@@ -61,6 +64,7 @@ NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
             "is_prefill_chunk",
         )
     ),
+    PrivateAttribute("vllm.v1.core.kv_cache_manager:KVCacheManager.watermark_blocks"),
     PrivateAttribute(f"{_TYPE_MANAGER}.req_to_blocks"),
     PrivateAttribute(f"{_TYPE_MANAGER}.num_cached_block"),
 )
@@ -103,8 +107,8 @@ class Upstream:
             and request.status != RequestStatus.WAITING_FOR_REMOTE_KVS
         )
 
-    def prefilling_ids(self) -> list[str]:
-        return [request.request_id for request in self._scheduler._inflight_prefills]
+    def prefilling(self) -> list[Any]:
+        return list(self._scheduler._inflight_prefills)
 
     def anything_prefills(self) -> bool:
         return bool(self._scheduler._inflight_prefills)
@@ -125,7 +129,8 @@ class Upstream:
                 return 0
         elif request.num_stale_output_tokens and not request.drop_stale_output:
             return 0
-        return int(request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens)
+        todo_tokens = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+        return int(min(todo_tokens, self._scheduler.max_model_len - request.num_computed_tokens - 1))
 
     # ---------------------------------------------------------------- prompts
     def extend_prompt(self, request: Any, token_ids: list[int]) -> None:
@@ -173,7 +178,8 @@ class Upstream:
         self.mark_output_stale(request)
         request.num_computed_tokens = keep_tokens
         request.is_prefill_chunk = False
-        request.status = RequestStatus.WAITING
+        if request.status != RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            request.status = RequestStatus.WAITING
         # Else a later KV load would resume it as preempted, with the prompt that the worker remembers.
         request.num_preemptions = 0
         self._scheduler._enqueue_waiting_request(request)
@@ -188,17 +194,18 @@ class Upstream:
         self._scheduler._enqueue_waiting_request(request)
 
     # ---------------------------------------------------------------- memory
-    def truncate(self, request: Any, keep_tokens: int) -> int:
+    def truncate(self, request: Any, keep_tokens: int, *, same_values: bool) -> int:
         """Free the blocks behind `keep_tokens`; returns how many tokens were really kept.
 
-        The block in which the prefix ends may be written to again only if nobody else can see it: unshared and not in
-        the prefix cache. Otherwise the kept length is aligned down to the block.
+        The block in which the prefix ends may be written to again only if nobody else can see it (unshared and not in
+        the prefix cache) or if the same values are written (`same_values`). Otherwise the kept length is aligned down
+        to the block.
         """
-        if keep_tokens and keep_tokens == request.num_computed_tokens:
-            return keep_tokens
+        if keep_tokens >= request.num_computed_tokens > 0:
+            return int(request.num_computed_tokens)
         manager = self._manager
         blocks = manager.req_to_blocks.get(request.request_id)
-        if blocks and keep_tokens % manager.block_size:
+        if blocks and keep_tokens % manager.block_size and not same_values:
             partial = blocks[keep_tokens // manager.block_size]
             if partial.ref_cnt > 1 or partial.block_hash is not None:
                 keep_tokens -= keep_tokens % manager.block_size
@@ -211,7 +218,8 @@ class Upstream:
         del blocks[kept_blocks:]
         cached = manager.num_cached_block
         if request.request_id in cached:
-            cached[request.request_id] = min(cached[request.request_id], keep_tokens // manager.block_size)
+            full_blocks = kept_blocks if same_values else keep_tokens // manager.block_size
+            cached[request.request_id] = min(cached[request.request_id], full_blocks)
         if tail:
             if self._scheduler._request_blocks_can_be_freed(request):
                 self._scheduler.kv_cache_manager.block_pool.free_blocks(reversed(tail))
@@ -223,6 +231,13 @@ class Upstream:
         self._scheduler.running.remove(request)
         self._scheduler._preempt_request(request, timestamp_s, drop_stale_output=self._scheduler.requires_kv_delivery)
 
+    def restart_as_new(self, request: Any) -> None:
+        """Have a preempted request come back as a new one: the worker may remember another prompt, or a token that it
+        sampled after an unfinished one."""
+        self.mark_output_stale(request)
+        request.status = RequestStatus.WAITING
+        request.num_preemptions = 0
+
     def preempt_waiting(self, request: Any) -> None:
         """Take the blocks of one that is parked, or readmitted and not yet scheduled. vLLM itself never does this."""
         scheduler = self._scheduler
@@ -230,7 +245,58 @@ class Upstream:
         scheduler._free_request_blocks(request)
         self.mark_output_stale(request)
         request.num_computed_tokens = 0
+        request.is_prefill_chunk = False
         request.status = RequestStatus.WAITING
         # The worker may hold a slot for it; this frees that slot with the next step.
         scheduler.reset_preempted_req_ids.add(request.request_id)
         scheduler._enqueue_waiting_request(request)
+
+    # ---------------------------------------------------------------- the step
+    def take_over_queues(self, make_queue: Callable[[], Any]) -> None:
+        """Put our queues in the place of vLLM's, before any request is there."""
+        self._scheduler.waiting = make_queue()
+        self._scheduler.kv_holding_waiting = make_queue()
+
+    def admit_by_first_chunk(self) -> None:
+        """vLLM would admit a prompt only if all of it fits at once; the planner has its own rule."""
+        self._scheduler.scheduler_reserve_full_isl = False
+
+    def free_slots(self) -> int:
+        scheduler = self._scheduler
+        limit = min(scheduler.max_num_running_reqs, scheduler.max_num_active_reqs)
+        return int(limit - len(scheduler.running) - scheduler.num_waiting_for_streaming_input)
+
+    def parked_slots(self) -> int:
+        return int(self._scheduler.num_waiting_for_streaming_input)
+
+    def watermark_blocks(self) -> int:
+        return int(self._scheduler.kv_cache_manager.watermark_blocks)
+
+    def anything_in_flight(self) -> bool:
+        return any(request.num_in_flight_tokens for request in self._scheduler.running)
+
+    def paused(self) -> bool:
+        return bool(self._scheduler._pause_state != PauseState.UNPAUSED)
+
+    def holding_waiting(self) -> list[Any]:
+        """Requests with KV blocks that wait for a slot or tokens, without the parked ones."""
+        return [
+            request
+            for request in self._scheduler.kv_holding_waiting
+            if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ
+        ]
+
+    def promote_blocked(self) -> list[Any]:
+        """Let vLLM move on what waits for a grammar or a KV transfer, since the plan hides such requests from its own
+        loop; returns those that can run now."""
+        scheduler = self._scheduler
+        if len(scheduler.deferred_waiting) == scheduler.num_waiting_for_streaming_input:
+            return []
+        promoted = []
+        for request in list(scheduler.deferred_waiting):
+            if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+                continue
+            if scheduler._handle_blocked_waiting_request(request):
+                scheduler.deferred_waiting.discard(request)
+                promoted.append(request)
+        return promoted

@@ -11,8 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from stream2llm_pod.engine.counting import Counters
-from stream2llm_pod.engine.statistics import StreamPromMetrics, StreamStats, difference
+from stream2llm_pod.engine.statistics import Reporter, StreamPromMetrics, StreamStats
 
 
 class NothingToMove(KVConnectorMetadata):
@@ -20,20 +19,19 @@ class NothingToMove(KVConnectorMetadata):
 
 
 class StreamConnector(KVConnectorBase_V1, SupportsHMA):
-    """Loaded with `kv_connector_module_path`; the scheduler attaches its counters with `report_from`."""
+    """Loaded with `kv_connector_module_path`; the scheduler attaches itself with `report_from`."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._counters: Counters | None = None
-        self._reported: dict[str, Any] = {}
+        self._reporter: Reporter | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
         return False
 
     # ---------------------------------------------------------------- scheduler side
-    def report_from(self, counters: Counters) -> None:
-        self._counters = counters
+    def report_from(self, scheduler: Any) -> None:
+        self._reporter = Reporter(scheduler)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return 0, False
@@ -53,17 +51,11 @@ class StreamConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def get_kv_connector_stats(self) -> StreamStats | None:
-        if self._counters is None:
-            return None
-        now = self._counters.snapshot()
-        changed = difference(now, self._reported)
-        self._counters.progress.clear()
-        self._reported = now
-        return StreamStats(data=changed) if changed else None
+        return None if self._reporter is None else self._reporter.take()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> StreamStats:
-        return StreamStats(data=data or {})
+        return StreamStats(data=dict(data or {}))
 
     @classmethod
     def build_prom_metrics(
