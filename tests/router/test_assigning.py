@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from stream2llm_router.assigning import Pod, choose_pod, parse_heartbeat
 
 NOW_MS = 100_000

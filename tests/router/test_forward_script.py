@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
+
 from stream2llm.entries import Append, Cancel, Entry, Finish, Open, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.forwarding import Forwarder
