@@ -1,0 +1,127 @@
+"""vLLM executor without a model: `distributed_executor_backend=".....simulation.executor.SimulatedExecutor"`.
+
+It answers the calls that vLLM's engine core makes to its workers, so the engine core, the scheduler and the KV cache
+manager are the real ones. Settings are read from `additional_config["simulation"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from stream2llm_pod.engine.simulation.clock import SimulatedClock
+from stream2llm_pod.engine.simulation.worker import SimulatedWorker
+
+CONFIG_KEY = "simulation"
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSettings:
+    """The simulated hardware. A step takes `step_ms` plus `token_us` for each token in it (not calibrated)."""
+
+    kv_tokens: int = 100_000
+    layers: int = 1
+    step_ms: float = 4.0
+    token_us: float = 20.0
+    forgets_preempted: bool = False
+    """Behave as vLLM's second model runner, which drops a preempted request's state."""
+
+
+class SimulatedExecutor(Executor):
+    """One worker, no forward pass. `clock` is the virtual time; give it to the scheduler as its clock."""
+
+    def _init_executor(self) -> None:
+        additional = self.vllm_config.additional_config
+        raw = additional.get(CONFIG_KEY, {}) if isinstance(additional, Mapping) else {}
+        self.settings = SimulationSettings(**raw)
+        self.clock = SimulatedClock()
+        self.steps = 0
+        self.worker: SimulatedWorker
+        self._computed: ModelRunnerOutput | None = None
+
+    # ---------------------------------------------------------------- calls to the workers
+    def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        **_: Any,
+    ) -> Any:
+        answers = [self._answer(method, args)]
+        return _done(answers) if non_block else answers
+
+    def _answer(self, method: Any, args: tuple[Any, ...]) -> Any:
+        if method == "get_kv_cache_spec":
+            return {f"layer.{i}": self._kv_cache_spec() for i in range(self.settings.layers)}
+        if method == "determine_available_memory":
+            spec = self._kv_cache_spec()
+            blocks = self.settings.kv_tokens // spec.block_size + 1
+            return blocks * spec.page_size_bytes * self.settings.layers
+        if method == "initialize_from_config":
+            self._make_worker(args[0][0].num_blocks)
+        elif method == "get_supported_tasks":
+            return ("generate",)
+        elif method == "get_supported_kv_cache_layouts":
+            return [layout.name for layout in KVCacheLayout]
+        elif method == "compile_or_warm_up_model":
+            return CompilationTimes(language_model=0.0, encoder=0.0)
+        return None
+
+    def _kv_cache_spec(self) -> Any:
+        return FullAttentionSpec(
+            block_size=self.cache_config.block_size, num_kv_heads=1, head_size=32, dtype=torch.float16
+        )
+
+    def _make_worker(self, num_blocks: int) -> None:
+        self.worker = SimulatedWorker(
+            num_blocks,
+            self.cache_config.block_size,
+            self.model_config.get_vocab_size(),
+            forgets_preempted=self.settings.forgets_preempted,
+        )
+
+    # ---------------------------------------------------------------- steps
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        tokens = scheduler_output.total_num_scheduled_tokens
+        sampled = self.worker.execute(scheduler_output)
+        if not tokens:
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
+        self.steps += 1
+        self.clock.advance(self.settings.step_ms / 1e3 + tokens * self.settings.token_us / 1e6)
+        self._computed = ModelRunnerOutput(
+            req_ids=list(sampled),
+            req_id_to_index={req_id: i for i, req_id in enumerate(sampled)},
+            sampled_token_ids=list(sampled.values()),
+        )
+        return _done(None) if non_block else None
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        output, self._computed = self._computed, None
+        return _done(output) if non_block else output
+
+    def check_health(self) -> None:
+        return
+
+    def shutdown(self) -> None:
+        return
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return True
+
+
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
