@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from stream2llm import settings
-from stream2llm.client import SEND_TRIES
 from stream2llm.composing import (
     Answer,
     AnswerBuilder,
@@ -22,15 +19,15 @@ from stream2llm.composing import (
     cancel_fields,
     finish_fields,
     new_id,
-    nobody_answers,
     open_fields,
     update_fields,
 )
-from stream2llm.connecting import DEFAULT_URL, connect_async
+from stream2llm.connecting import DEFAULT_URL, check_answers_bytes, connect_async
 from stream2llm.entries import StreamOptions
-from stream2llm.errors import NoAnswer, Unreachable
-from stream2llm.events import Event, is_terminal, parse_event
+from stream2llm.events import Event
+from stream2llm.following import BATCH_EVENTS, START, Following
 from stream2llm.keys import DEFAULT_POOL, DEFAULT_TENANT, PoolKeys, check_tenant
+from stream2llm.retrying import Retrying
 
 
 class AsyncClient:
@@ -47,7 +44,10 @@ class AsyncClient:
     ) -> None:
         self.keys = PoolKeys(pool)
         self.tenant = check_tenant(tenant)
-        self._redis = connection if connection is not None else connect_async(url, password_file, retries=0)
+        if connection is None:
+            connection = connect_async(url, password_file, retries=0, allow_password=True)
+        check_answers_bytes(connection)
+        self._redis = connection
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -56,6 +56,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """See `Client.close`."""
         await self._redis.aclose()
 
     async def open(
@@ -68,78 +69,108 @@ class AsyncClient:
         stream: str | None = None,
     ) -> AsyncStream:
         """See `Client.open`."""
-        name = stream or new_id()
+        name = new_id() if stream is None else stream
         await self.send(open_fields(name, messages, prompt, params, options))
         return AsyncStream(self, name)
 
     def stream(self, name: str) -> AsyncStream:
+        """A handle on a stream that was opened elsewhere."""
         return AsyncStream(self, name)
 
-    async def send(self, fields: Fields) -> str:
+    async def send(self, fields: Fields, *, tries: int = settings.SEND_TRIES) -> str:
         """See `Client.send`."""
-        delay_s = 0.1
-        for attempt in range(1, SEND_TRIES + 1):
+        retrying = Retrying(tries)
+        while True:
             try:
                 entry_id: Any = await self._redis.xadd(self.keys.ingress(self.tenant), fields)  # type: ignore[arg-type]
                 return str(entry_id.decode())
-            except (RedisConnectionError, RedisTimeoutError) as error:
-                if attempt == SEND_TRIES:
-                    raise Unreachable(f"Redis cannot be reached: {error}") from error
-                await asyncio.sleep(delay_s)
-                delay_s *= 2
-        raise AssertionError("not reached")
+            except RedisError as error:
+                await asyncio.sleep(retrying.failed(error))
 
-    async def read(self, stream: str, after: str, block_ms: int) -> list[tuple[str, Event | None]]:
-        """See `Client.read`."""
-        key = self.keys.reply(self.tenant, stream)
-        try:
-            answer: Any = await self._redis.xread({key: after}, count=500, block=block_ms)
-        except (RedisConnectionError, RedisTimeoutError):
-            await asyncio.sleep(min(block_ms / 1000, 0.5))
-            return []
-        return [(entry_id.decode(), parse_event(fields)) for _, entries in answer or () for entry_id, fields in entries]
+    async def follow(self, place: Following) -> AsyncIterator[tuple[str, Event]]:
+        """See `Client.follow`."""
+        retrying = Retrying(None, outage_s=settings.READ_OUTAGE_S)
+        while not place.ended:
+            try:
+                answer: Any = await self._redis.xread(
+                    {place.key: place.after}, count=BATCH_EVENTS, block=place.block_ms()
+                )
+                exists = bool(answer or await self._redis.exists(place.key))
+            except RedisError as error:
+                place.check()
+                await asyncio.sleep(retrying.failed(error))
+                continue
+            retrying.succeeded()
+            for found in place.take(answer, exists=exists):
+                yield found
 
 
 class AsyncStream:
-    """One stream of an AsyncClient."""
+    """One stream of an AsyncClient; the calls are those of `Stream`."""
 
     def __init__(self, client: AsyncClient, name: str) -> None:
         self._client, self.name = client, name
 
     async def append(
-        self, text: str | None = None, *, tokens: Sequence[int] | None = None, chunk: str | None = None
+        self, text: str | None = None, *, tokens: Iterable[int] | None = None, chunk: str | None = None
     ) -> None:
+        """See `Stream.append`."""
         await self._client.send(append_fields(self.name, text, tokens, chunk))
 
     async def update(self, context: ContextLike, *, version: int | None = None) -> None:
+        """See `Stream.update`."""
         await self._client.send(update_fields(self.name, context, version))
 
     async def finish(
-        self, text: str | None = None, *, tokens: Sequence[int] | None = None, expect: int | None = None
+        self,
+        text: str | None = None,
+        *,
+        tokens: Iterable[int] | None = None,
+        chunk: str | None = None,
+        expect: int | None = None,
     ) -> None:
-        await self._client.send(finish_fields(self.name, text, tokens, expect))
+        """See `Stream.finish`."""
+        await self._client.send(finish_fields(self.name, text, tokens, chunk, expect))
 
     async def cancel(self) -> None:
+        """See `Stream.cancel`."""
         await self._client.send(cancel_fields(self.name))
 
-    async def events(self, *, after: str = "0", timeout_s: float | None = None) -> AsyncIterator[Event]:
-        """Reply events up to the terminal one. timeout_s: longest silence; NoAnswer after it."""
-        heard_s, accepted = time.monotonic(), after != "0"
-        while True:
-            for entry_id, event in await self._client.read(self.name, after, settings.BLOCK_MS):
-                heard_s, accepted, after = time.monotonic(), True, entry_id
-                if event is not None:
-                    yield event
-                    if is_terminal(event):
-                        return
-            if timeout_s is not None and time.monotonic() - heard_s > timeout_s:
-                keys = self._client.keys
-                raise NoAnswer(nobody_answers(keys.pool, self._client.tenant, self.name, timeout_s, accepted))
+    async def events(
+        self,
+        *,
+        after: str = START,
+        timeout_s: float | None = None,
+        accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S,
+    ) -> AsyncIterator[Event]:
+        """See `Stream.events`."""
+        async for _, event in self.events_with_ids(after=after, timeout_s=timeout_s, accept_timeout_s=accept_timeout_s):
+            yield event
 
-    async def answer(self, *, timeout_s: float | None = None) -> Answer:
-        """Wait for the whole answer. Raises the stream's error if it ends with one."""
+    def events_with_ids(
+        self,
+        *,
+        after: str = START,
+        timeout_s: float | None = None,
+        accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S,
+    ) -> AsyncIterator[tuple[str, Event]]:
+        """See `Stream.events_with_ids`."""
+        client = self._client
+        place = Following(
+            client.keys,
+            client.tenant,
+            self.name,
+            after=after,
+            timeout_s=timeout_s,
+            accept_timeout_s=accept_timeout_s,
+        )
+        return client.follow(place)
+
+    async def answer(
+        self, *, timeout_s: float | None = None, accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S
+    ) -> Answer:
+        """See `Stream.answer`."""
         builder = AnswerBuilder()
-        async for event in self.events(timeout_s=timeout_s):
+        async for event in self.events(timeout_s=timeout_s, accept_timeout_s=accept_timeout_s):
             builder.take(event)
-        assert builder.answer is not None
-        return builder.answer
+        return builder.complete()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from stream2llm import settings
 from stream2llm.composing import (
@@ -20,24 +19,25 @@ from stream2llm.composing import (
     cancel_fields,
     finish_fields,
     new_id,
-    nobody_answers,
     open_fields,
     update_fields,
 )
-from stream2llm.connecting import DEFAULT_URL, connect
+from stream2llm.connecting import DEFAULT_URL, check_answers_bytes, connect
 from stream2llm.entries import StreamOptions
-from stream2llm.errors import NoAnswer, Unreachable
-from stream2llm.events import Event, is_terminal, parse_event
+from stream2llm.events import Event
+from stream2llm.following import BATCH_EVENTS, START, Following
 from stream2llm.keys import DEFAULT_POOL, DEFAULT_TENANT, PoolKeys, check_tenant
-
-SEND_TRIES = 5
+from stream2llm.retrying import Retrying
 
 
 class Client:
     """Opens streams in one pool for one tenant. Safe to share between threads.
 
     Every entry can be sent twice without harm (chunks carry ids), so a lost connection is retried with back-off.
-    Raises Unreachable when Redis stays away.
+    All calls raise Unreachable when Redis stays away, and RedisRefused when it answers and refuses.
+
+    connection: a Redis client of your own instead of `url`; it must answer in bytes, retry nothing by itself, and have
+    a `socket_timeout` above settings.BLOCK_MS.
     """
 
     def __init__(
@@ -52,7 +52,10 @@ class Client:
         self.keys = PoolKeys(pool)
         self.tenant = check_tenant(tenant)
         # Our own retries only: the Redis client's would be invisible to the caller and could take minutes.
-        self._redis = connection if connection is not None else connect(url, password_file, retries=0)
+        if connection is None:
+            connection = connect(url, password_file, retries=0, allow_password=True)
+        check_answers_bytes(connection)
+        self._redis = connection
 
     def __enter__(self) -> Client:
         return self
@@ -61,6 +64,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connections. Streams that are open stay open."""
         self._redis.close()
 
     def open(
@@ -77,7 +81,7 @@ class Client:
         params: sampling parameters by their OpenAI names. stream: an id of your own, else a new one.
         Raises InvalidRequest for what the router would refuse.
         """
-        name = stream or new_id()
+        name = new_id() if stream is None else stream
         self.send(open_fields(name, messages, prompt, params, options))
         return Stream(self, name)
 
@@ -85,28 +89,29 @@ class Client:
         """A handle on a stream that was opened elsewhere."""
         return Stream(self, name)
 
-    def send(self, fields: Fields) -> str:
-        """Write one ingress entry; returns its id. Retried, so it should be one that may arrive twice."""
-        delay_s = 0.1
-        for attempt in range(1, SEND_TRIES + 1):
+    def send(self, fields: Fields, *, tries: int = settings.SEND_TRIES) -> str:
+        """Write one ingress entry as it is; returns its id. Tried again, it may arrive twice: it should be harmless."""
+        retrying = Retrying(tries)
+        while True:
             try:
                 entry_id: Any = self._redis.xadd(self.keys.ingress(self.tenant), fields)  # type: ignore[arg-type]
                 return str(entry_id.decode())
-            except (RedisConnectionError, RedisTimeoutError) as error:
-                if attempt == SEND_TRIES:
-                    raise Unreachable(f"Redis cannot be reached: {error}") from error
-                time.sleep(delay_s)
-                delay_s *= 2
-        raise AssertionError("not reached")
+            except RedisError as error:
+                time.sleep(retrying.failed(error))
 
-    def read(self, stream: str, after: str, block_ms: int) -> list[tuple[str, Event | None]]:
-        """Reply events after the id `after`, waiting at most `block_ms` for the first."""
-        try:
-            answer: Any = self._redis.xread({self.keys.reply(self.tenant, stream): after}, count=500, block=block_ms)
-        except (RedisConnectionError, RedisTimeoutError):
-            time.sleep(min(block_ms / 1000, 0.5))
-            return []
-        return [(entry_id.decode(), parse_event(fields)) for _, entries in answer or () for entry_id, fields in entries]
+    def follow(self, place: Following) -> Iterator[tuple[str, Event]]:
+        """The events from a place in a reply on, each with the id to resume after."""
+        retrying = Retrying(None, outage_s=settings.READ_OUTAGE_S)
+        while not place.ended:
+            try:
+                answer: Any = self._redis.xread({place.key: place.after}, count=BATCH_EVENTS, block=place.block_ms())
+                exists = bool(answer or self._redis.exists(place.key))
+            except RedisError as error:
+                place.check()
+                time.sleep(retrying.failed(error))
+                continue
+            retrying.succeeded()
+            yield from place.take(answer, exists=exists)
 
 
 class Stream:
@@ -115,7 +120,7 @@ class Stream:
     def __init__(self, client: Client, name: str) -> None:
         self._client, self.name = client, name
 
-    def append(self, text: str | None = None, *, tokens: Sequence[int] | None = None, chunk: str | None = None) -> None:
+    def append(self, text: str | None = None, *, tokens: Iterable[int] | None = None, chunk: str | None = None) -> None:
         """Add one chunk at the end. A chunk id of your own makes retries across processes safe."""
         self._client.send(append_fields(self.name, text, tokens, chunk))
 
@@ -124,37 +129,59 @@ class Stream:
         self._client.send(update_fields(self.name, context, version))
 
     def finish(
-        self, text: str | None = None, *, tokens: Sequence[int] | None = None, expect: int | None = None
+        self,
+        text: str | None = None,
+        *,
+        tokens: Iterable[int] | None = None,
+        chunk: str | None = None,
+        expect: int | None = None,
     ) -> None:
         """The context is complete, perhaps with a last chunk. expect: wait until that many chunks are there."""
-        self._client.send(finish_fields(self.name, text, tokens, expect))
+        self._client.send(finish_fields(self.name, text, tokens, chunk, expect))
 
     def cancel(self) -> None:
+        """End the stream; its reply gets `done` with the reason `cancelled`."""
         self._client.send(cancel_fields(self.name))
 
-    def events(self, *, after: str = "0", timeout_s: float | None = None) -> Iterator[Event]:
-        """Reply events up to the terminal one. timeout_s: longest silence; NoAnswer after it."""
-        for _, event in self.events_with_ids(after=after, timeout_s=timeout_s):
+    def events(
+        self,
+        *,
+        after: str = START,
+        timeout_s: float | None = None,
+        accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S,
+    ) -> Iterator[Event]:
+        """Reply events up to the terminal one, non-terminal errors among them.
+
+        timeout_s: longest silence between events; accept_timeout_s: longest wait for the first; None for no limit.
+        Raises NoAnswer when it is over, ReplyGone if the reply has expired.
+        """
+        for _, event in self.events_with_ids(after=after, timeout_s=timeout_s, accept_timeout_s=accept_timeout_s):
             yield event
 
-    def events_with_ids(self, *, after: str = "0", timeout_s: float | None = None) -> Iterator[tuple[str, Event]]:
+    def events_with_ids(
+        self,
+        *,
+        after: str = START,
+        timeout_s: float | None = None,
+        accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S,
+    ) -> Iterator[tuple[str, Event]]:
         """As `events`, each with the id to resume after."""
-        heard_s, accepted = time.monotonic(), after != "0"
-        while True:
-            for entry_id, event in self._client.read(self.name, after, settings.BLOCK_MS):
-                heard_s, accepted, after = time.monotonic(), True, entry_id
-                if event is not None:
-                    yield entry_id, event
-                    if is_terminal(event):
-                        return
-            if timeout_s is not None and time.monotonic() - heard_s > timeout_s:
-                keys = self._client.keys
-                raise NoAnswer(nobody_answers(keys.pool, self._client.tenant, self.name, timeout_s, accepted))
+        client = self._client
+        place = Following(
+            client.keys,
+            client.tenant,
+            self.name,
+            after=after,
+            timeout_s=timeout_s,
+            accept_timeout_s=accept_timeout_s,
+        )
+        return client.follow(place)
 
-    def answer(self, *, timeout_s: float | None = None) -> Answer:
-        """Wait for the whole answer. Raises the stream's error if it ends with one."""
+    def answer(
+        self, *, timeout_s: float | None = None, accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S
+    ) -> Answer:
+        """Wait for the whole answer. Raises the stream's error if it ends with one; time-outs as in `events`."""
         builder = AnswerBuilder()
-        for event in self.events(timeout_s=timeout_s):
+        for event in self.events(timeout_s=timeout_s, accept_timeout_s=accept_timeout_s):
             builder.take(event)
-        assert builder.answer is not None
-        return builder.answer
+        return builder.complete()

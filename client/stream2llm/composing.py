@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,10 @@ from stream2llm.entries import (
     StreamOptions,
     Update,
     encode_bytes,
-    open_digest,
     parse_entry,
 )
-from stream2llm.errors import ErrorCode, StreamError, stream_error
-from stream2llm.events import Accepted, Done, ErrorEvent, Event, Token
+from stream2llm.errors import ErrorCode, ReplyGone, StreamError, stream_error
+from stream2llm.events import Done, ErrorEvent, Event, Token
 
 Fields = dict[bytes, bytes]
 ContextLike = Iterable[ContextItem | Mapping[str, Any] | tuple[str, str]]
@@ -39,10 +39,24 @@ def _checked(entry: Entry) -> Fields:
         fields = encode_bytes(entry)
         parse_entry(fields)
     except EntryError as error:
-        raise stream_error(error.code, error.message, field=error.field) from None
-    except (UnicodeEncodeError, TypeError, ValueError) as error:
-        raise stream_error(ErrorCode.MALFORMED, f"cannot be sent: {error}") from None
+        raise stream_error(error.code, error.message, field=error.field, terminal=False) from None
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise _unsendable(error) from None
     return fields
+
+
+def _unsendable(error: Exception, field: str | None = None) -> StreamError:
+    return stream_error(ErrorCode.MALFORMED, f"cannot be sent: {error}", field=field, terminal=False)
+
+
+def _token_ids(tokens: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Token ids as plain integers, also from arrays of other libraries."""
+    if tokens is None:
+        return None
+    try:
+        return tuple(token if isinstance(token, bool) else operator.index(token) for token in tokens)
+    except TypeError as error:
+        raise _unsendable(error, "tokens") from None
 
 
 def open_fields(
@@ -61,45 +75,60 @@ def open_fields(
         try:
             chosen = StreamOptions(**options)
         except TypeError as error:
-            raise stream_error(ErrorCode.INVALID_OPTIONS, str(error), field="options") from None
-    plain = None if messages is None else [dict(message) for message in messages]
+            raise stream_error(ErrorCode.INVALID_OPTIONS, str(error), field="options", terminal=False) from None
     try:
-        digest = open_digest(plain, prompt, dict(params or {}), chosen)
+        plain = None if messages is None else [dict(message) for message in messages]
+        return _checked(Open(stream, plain, prompt, dict(params or {}), chosen))
     except (TypeError, ValueError) as error:
-        raise stream_error(ErrorCode.MALFORMED, f"cannot be sent as JSON: {error}") from None
-    return _checked(Open(stream, plain, prompt, dict(params or {}), chosen, digest))
+        raise _unsendable(error) from None
 
 
-def append_fields(stream: str, text: str | None, tokens: Sequence[int] | None, chunk: str | None) -> Fields:
+def append_fields(stream: str, text: str | None, tokens: Iterable[int] | None, chunk: str | None) -> Fields:
     """Fields of an append; without a chunk id it gets one, so that sending it twice changes nothing."""
-    return _checked(Append(stream, text, None if tokens is None else tuple(tokens), chunk or new_id()))
+    return _checked(Append(stream, text, _token_ids(tokens), new_id() if chunk is None else chunk))
 
 
 def update_fields(stream: str, context: ContextLike, version: int | None) -> Fields:
     """Fields of an update. Items are ContextItem, `{"id", "text"}` or `(id, text)`."""
-    items = []
-    for item in context:
-        if isinstance(item, ContextItem):
-            items.append(item)
-        elif isinstance(item, Mapping):
-            items.append(ContextItem(item["id"], item.get("text")))
-        else:
-            items.append(ContextItem(*item))
-    return _checked(Update(stream, tuple(items), version))
+    return _checked(Update(stream, tuple(_context_item(item) for item in context), version))
 
 
-def finish_fields(stream: str, text: str | None, tokens: Sequence[int] | None, expect: int | None) -> Fields:
-    chunk = new_id() if text is not None or tokens is not None else None
-    return _checked(Finish(stream, text, None if tokens is None else tuple(tokens), chunk, expect))
+def _context_item(item: ContextItem | Mapping[str, Any] | tuple[str, str]) -> ContextItem:
+    if isinstance(item, ContextItem):
+        return item
+    if isinstance(item, Mapping) and "id" in item:
+        return ContextItem(item["id"], item.get("text"))
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return ContextItem(item[0], item[1])
+    raise _unsendable(TypeError(f"{ascii(item)[:60]} is no ContextItem, {{'id', 'text'}} or (id, text)"), "context")
+
+
+def finish_fields(
+    stream: str, text: str | None, tokens: Iterable[int] | None, chunk: str | None, expect: int | None
+) -> Fields:
+    """Fields of a finish; a chunk that comes with it gets an id, as in an append."""
+    if chunk is None and (text is not None or tokens is not None):
+        chunk = new_id()
+    return _checked(Finish(stream, text, _token_ids(tokens), chunk, expect))
 
 
 def cancel_fields(stream: str) -> Fields:
     return _checked(Cancel(stream))
 
 
+def as_error(event: ErrorEvent) -> StreamError:
+    """The exception for an `error` event."""
+    return stream_error(
+        event.code, event.message, field=event.field, terminal=event.terminal, ingress_id=event.ingress_id
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer. warnings: entries that were left out; timings as in docs/wire-protocol.md."""
+    """A complete answer, whose `str` is its text.
+
+    warnings: entries that were left out, from non-terminal `error` events; timings as in docs/wire-protocol.md.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -108,22 +137,24 @@ class Answer:
     timings: Mapping[str, int | float | None]
     warnings: tuple[StreamError, ...] = ()
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(slots=True)
 class AnswerBuilder:
     """Takes events in order; `answer` is there after the terminal one."""
 
     answer: Answer | None = None
-    accepted: bool = False
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _warnings: list[StreamError] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Raises the stream's error if that is what the event is."""
-        if isinstance(event, Accepted):
-            self.accepted = True
-        elif isinstance(event, Token):
+        """Raises the stream's error if that is what the event is, ReplyGone if tokens before this one are missing."""
+        if isinstance(event, Token):
+            if event.index != len(self._token_ids):
+                raise ReplyGone(f"token {len(self._token_ids)} of the answer is missing; the next one is {event.index}")
             self._texts.append(event.text)
             self._token_ids.extend(event.token_ids)
         elif isinstance(event, Done):
@@ -136,19 +167,12 @@ class AnswerBuilder:
                 tuple(self._warnings),
             )
         elif isinstance(event, ErrorEvent):
-            error = stream_error(
-                event.code, event.message, field=event.field, terminal=event.terminal, ingress_id=event.ingress_id
-            )
             if event.terminal:
-                raise error
-            self._warnings.append(error)
+                raise as_error(event)
+            self._warnings.append(as_error(event))
 
-
-def nobody_answers(pool: str, tenant: str, stream: str, seconds: float, accepted: bool) -> str:
-    """The message for a wait that was in vain."""
-    if accepted:
-        return f"stream {stream}: no event for {seconds:g} s"
-    return (
-        f"stream {stream}: nothing came back in {seconds:g} s; "
-        f"is a router running for pool {pool}, and does it serve tenant {tenant}?"
-    )
+    def complete(self) -> Answer:
+        """The answer, after the terminal event."""
+        if self.answer is None:
+            raise ValueError("the terminal event has not been taken")
+        return self.answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 import redis.asyncio
@@ -44,14 +44,19 @@ def add_redis_arguments(parser: argparse.ArgumentParser, *, tenant: bool = True)
         parser.add_argument("--tenant", default=os.environ.get("STREAM2LLM_TENANT", DEFAULT_TENANT), help="tenant")
 
 
-def check_url(url: str) -> str:
-    """Return `url`, or raise BadRedisURL: an unknown scheme, or a password, which would show in process lists."""
+def check_url(url: str, *, allow_password: bool = False) -> str:
+    """Return `url`, or raise BadRedisURL: an unknown scheme, or a password that shows in process lists.
+
+    A password may be in a URL that comes from the environment, or from a program (`allow_password`).
+    """
     parts = urlsplit(url)
     if parts.scheme in ("redis+sentinel", "redis+cluster"):
         raise BadRedisURL(f"{parts.scheme}:// is not supported yet; use redis:// or rediss://")
     if parts.scheme not in ("redis", "rediss", "unix"):
-        raise BadRedisURL(f"Redis URL {url!r} must begin with redis:// or rediss://")
-    if parts.password:
+        raise BadRedisURL(f"a Redis URL must begin with redis:// or rediss://, not {parts.scheme or 'nothing'!r}")
+    if allow_password or url == os.environ.get(URL_VARIABLE):
+        return url
+    if parts.password or "password" in parse_qs(parts.query):
         raise BadRedisURL(
             f"a password in the Redis URL shows in process lists; use {PASSWORD_VARIABLE} or --redis-password-file"
         )
@@ -65,10 +70,15 @@ def read_password(password_file: str | None) -> str | None:
     return os.environ.get(PASSWORD_VARIABLE) or None
 
 
-def connect(url: str, password_file: str | None = None, *, retries: int = 3) -> redis.Redis:
-    """A client for blocking use. Retries are pinned, since a retried write may be done twice; 0 for none."""
+def connect(
+    url: str, password_file: str | None = None, *, retries: int = 3, allow_password: bool = False
+) -> redis.Redis:
+    """A client for blocking use. Retries are pinned, since a retried write may be done twice; 0 for none.
+
+    Raises BadRedisURL; connects with the first command only.
+    """
     client: redis.Redis = redis.Redis.from_url(
-        check_url(url),
+        check_url(url, allow_password=allow_password),
         password=read_password(password_file),
         protocol=2,
         decode_responses=False,
@@ -80,10 +90,12 @@ def connect(url: str, password_file: str | None = None, *, retries: int = 3) -> 
     return client
 
 
-def connect_async(url: str, password_file: str | None = None, *, retries: int = 3) -> redis.asyncio.Redis:
+def connect_async(
+    url: str, password_file: str | None = None, *, retries: int = 3, allow_password: bool = False
+) -> redis.asyncio.Redis:
     """As `connect`, for asyncio."""
     client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-        check_url(url),
+        check_url(url, allow_password=allow_password),
         password=read_password(password_file),
         protocol=2,
         decode_responses=False,
@@ -93,3 +105,9 @@ def connect_async(url: str, password_file: str | None = None, *, retries: int = 
         retry=AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), retries),
     )
     return client
+
+
+def check_answers_bytes(client: redis.Redis | redis.asyncio.Redis) -> None:
+    """Raises ValueError for a client that decodes: chunks and replies need not be text to it."""
+    if client.connection_pool.connection_kwargs.get("decode_responses"):
+        raise ValueError("the Redis client must have decode_responses=False")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
@@ -30,10 +31,15 @@ KNOWN_FIELDS = frozenset(
     )
 )
 """All other fields of an entry are dropped on the way."""
+_KNOWN_FIELDS_BYTES = tuple(name.encode() for name in sorted(KNOWN_FIELDS))
 OPS = ("open", "append", "update", "finish", "cancel")
 MAX_TOKEN_ID = 2**31 - 1
 MAX_INTEGER = 2**53
 """Integers in entries stay exact in every language's JSON."""
+MAX_JSON_INTEGER = 2**63 - 1
+"""Integers in JSON fields (a seed, say) fit a signed 64-bit number."""
+MAX_JSON_DEPTH = 64
+"""Objects and lists in one another; more serves no purpose and exhausts the stacks of whoever handles it."""
 
 
 class EntryError(ValueError):
@@ -133,9 +139,20 @@ def parse_entry(fields: Fields) -> Entry:
         parser = _PARSERS.get(op)
         if parser is None:
             _refuse(ErrorCode.UNKNOWN_OP, f"op {_short(op)} is none of {', '.join(OPS)}", "op")
-        return parser(stream, fields)
+        entry = parser(stream, fields)
+        _check_size(fields)
+        return entry
     except EntryError as error:
         raise EntryError(error.code, error.message, error.field, stream) from None
+
+
+def _check_size(fields: Fields) -> None:
+    """All known fields travel on, also those that the op does not use, so together they count."""
+    size_bytes = sum(len(fields.get(name, b"")) for name in _KNOWN_FIELDS_BYTES)
+    if size_bytes > settings.MAX_STREAM_BYTES:
+        _refuse(
+            ErrorCode.STREAM_TOO_LARGE, f"the entry has {size_bytes} bytes, limit {settings.MAX_STREAM_BYTES}", None
+        )
 
 
 def _stream_id(fields: Fields) -> str:
@@ -152,7 +169,7 @@ def _stream_id(fields: Fields) -> str:
     return stream
 
 
-def _refuse(code: ErrorCode, message: str, field: str) -> NoReturn:
+def _refuse(code: ErrorCode, message: str, field: str | None) -> NoReturn:
     raise EntryError(code, message, field)
 
 
@@ -176,34 +193,56 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _json(fields: Fields, name: str) -> Any:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that comes twice: which one counts depends on who reads it."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {_short(twice)} comes twice in one object")
+    return value
+
+
+def _load_json(fields: Fields, name: str) -> Any:
     text = _text(fields, name)
     if text is None:
         return None
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
     except RecursionError:
-        _refuse(ErrorCode.MALFORMED, f"field {name} is nested too deeply", name)
+        _refuse(ErrorCode.MALFORMED, f"field {name} is nested deeper than {MAX_JSON_DEPTH} levels", name)
     except ValueError as error:
         _refuse(ErrorCode.MALFORMED, f"field {name} is not JSON: {str(error)[:120]}", name)
+
+
+def _json(fields: Fields, name: str) -> Any:
+    value = _load_json(fields, name)
     _check_json(value, name)
     return value
 
 
 def _check_json(value: Any, name: str) -> None:
-    """Refuse what JSON lets through and UTF-8, or a number type elsewhere, does not."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            _check_encodable(item, name)
-        elif isinstance(item, float) and not math.isfinite(item):
-            _refuse(ErrorCode.MALFORMED, f"field {name} holds a number that is too large", name)
-        elif isinstance(item, dict):
-            waiting.extend(item.keys())
-            waiting.extend(item.values())
-        elif isinstance(item, list):
-            waiting.extend(item)
+    """Refuse what JSON lets through and UTF-8, a number type or a stack elsewhere does not."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_encodable(item, name)
+            elif isinstance(item, float) and not math.isfinite(item):
+                _refuse(ErrorCode.MALFORMED, f"field {name} holds a number beyond the range of a double", name)
+            elif isinstance(item, int) and abs(item) > MAX_JSON_INTEGER:
+                _refuse(
+                    ErrorCode.MALFORMED, f"field {name} holds {_short(item)}, beyond {MAX_JSON_INTEGER} (64 bits)", name
+                )
+            elif isinstance(item, dict):
+                below.extend(item.keys())
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        if not below:
+            return
+        level = below
+    _refuse(ErrorCode.MALFORMED, f"field {name} is nested deeper than {MAX_JSON_DEPTH} levels", name)
 
 
 def _check_encodable(text: str, name: str) -> None:
@@ -231,10 +270,14 @@ def _integer_field(fields: Fields, name: str, low: int, high: int) -> int | None
     return _integer(int(text), name, low, high)
 
 
-def _chunk_id(fields: Fields, name: str = "chunk") -> str | None:
-    text = _text(fields, name)
+def _chunk_id(fields: Fields) -> str | None:
+    text = _text(fields, "chunk")
     if text is not None and not 1 <= len(text) <= settings.MAX_ID_CHARS:
-        _refuse(ErrorCode.MALFORMED, f"{name} must be 1 to {settings.MAX_ID_CHARS} characters long", name)
+        _refuse(
+            ErrorCode.MALFORMED,
+            f"chunk {_short(text)} must be 1 to {settings.MAX_ID_CHARS} characters long, not {len(text)}",
+            "chunk",
+        )
     return text
 
 
@@ -255,10 +298,20 @@ def _content(fields: Fields, *, required: bool) -> tuple[str | None, tuple[int, 
         if required:
             _refuse(ErrorCode.MALFORMED, "an append needs text or tokens", "text")
         return None, None
-    tokens = _json(fields, "tokens")
+    return None, _token_ids(fields)
+
+
+def _token_ids(fields: Fields) -> tuple[int, ...]:
+    # A chunk may hold half a million ids, so they are looked at one by one only if one of them is wrong.
+    tokens = _load_json(fields, "tokens")
     if not isinstance(tokens, list):
+        _check_json(tokens, "tokens")
         _refuse(ErrorCode.MALFORMED, f"tokens must be a list of token ids, not {_short(tokens)}", "tokens")
-    return None, tuple(_integer(token, "tokens", 0, MAX_TOKEN_ID) for token in tokens)
+    if set(map(type, tokens)) - {int} or (tokens and not 0 <= min(tokens) <= max(tokens) <= MAX_TOKEN_ID):
+        _check_json(tokens, "tokens")
+        for token in tokens:
+            _integer(token, "tokens", 0, MAX_TOKEN_ID)
+    return tuple(tokens)
 
 
 def _parse_append(stream: str, fields: Fields) -> Append:
@@ -276,6 +329,11 @@ def _parse_cancel(stream: str, fields: Fields) -> Cancel:
 
 
 def _parse_update(stream: str, fields: Fields) -> Update:
+    size_bytes = len(fields.get(b"context", b""))
+    if size_bytes > settings.MAX_STREAM_BYTES:
+        _refuse(
+            ErrorCode.STREAM_TOO_LARGE, f"context has {size_bytes} bytes, limit {settings.MAX_STREAM_BYTES}", "context"
+        )
     raw = _json(fields, "context")
     if raw is None:
         _refuse(ErrorCode.MALFORMED, "field context is missing", "context")
@@ -331,7 +389,7 @@ def _parse_open(stream: str, fields: Fields) -> Open:
 
 def _messages(raw: Any) -> list[dict[str, Any]]:
     if not isinstance(raw, list) or not raw:
-        _refuse(ErrorCode.MALFORMED, "messages must be a list of at least one message", "messages")
+        _refuse(ErrorCode.MALFORMED, f"messages must be a list of at least one message, not {_short(raw)}", "messages")
     for message in raw:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             _refuse(ErrorCode.MALFORMED, f"message {_short(message)} must be an object with a role", "messages")
@@ -373,7 +431,7 @@ def _options(raw: Any) -> StreamOptions:
         if name in raw and not (isinstance(raw[name], str) and low <= len(raw[name]) <= settings.MAX_ID_CHARS):
             _refuse(
                 code,
-                f"options.{name} must be a text of {low} to {settings.MAX_ID_CHARS} characters",
+                f"options.{name} must be {low} to {settings.MAX_ID_CHARS} characters of text, not {_short(raw[name])}",
                 f"options.{name}",
             )
     return StreamOptions(**values)

@@ -80,8 +80,16 @@ class NoAnswer(Stream2LLMError, TimeoutError):
     """Nothing came within the time the caller allowed."""
 
 
+class ReplyGone(Stream2LLMError):
+    """The reply has expired, or it was trimmed or lost with its Redis server."""
+
+
 class Unreachable(Stream2LLMError, ConnectionError):
     """Redis cannot be reached."""
+
+
+class RedisRefused(Stream2LLMError):
+    """Redis answers, and refuses: a wrong password, a key that this user may not touch, a full memory."""
 
 
 _CLASSES: dict[ErrorCode, type[StreamError]] = {

@@ -85,10 +85,12 @@ def parse_event(fields: Mapping[bytes, bytes]) -> Event | None:
         if kind is None:
             return None
         data = json.loads(fields[b"data"])
+        if not isinstance(data, dict):
+            raise ValueError("data is no JSON object")
         values = {name: data[name] for name in kind.__dataclass_fields__ if name in data}
         if kind is Token:
             values["token_ids"] = tuple(values["token_ids"])
         event: Event = kind(**values)
         return event
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a reply event: {error}") from error

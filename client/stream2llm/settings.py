@@ -45,3 +45,10 @@ BLOCK_MS = 1_000
 """How long blocking reads wait in the server."""
 SOCKET_TIMEOUT_S = 15.0
 """Above every blocking read, so that a quiet stream is not taken for a dead server."""
+
+SEND_TRIES = 5
+"""How often a client writes an entry before it gives Redis up."""
+READ_OUTAGE_S = 30.0
+"""How long a reader waits for a Redis server that is away."""
+ACCEPT_TIMEOUT_S = 60.0
+"""A reader that has seen no event at all stops waiting after this; above OPEN_WAIT_MS, when a router would tell."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from stream2llm import settings
 from stream2llm.client import Client, Stream
 from stream2llm.commands.connected import with_client
-from stream2llm.composing import AnswerBuilder
+from stream2llm.composing import Answer, AnswerBuilder, as_error, new_id
 from stream2llm.connecting import add_redis_arguments
-from stream2llm.events import Token
+from stream2llm.errors import Stream2LLMError
+from stream2llm.events import ErrorEvent, Token
+
+INSTRUCTION = "Answer the question from the context.\n\n{}\n\nQuestion: "
 
 
 class AskCommand:
@@ -33,45 +39,84 @@ class AskCommand:
 
 
 def _ask(args: argparse.Namespace, client: Client) -> int:
-    documents = [(Path(name).name, Path(name).read_text()) for name in args.doc]
-    content = "Answer the question from the context.\n\n{context}\n\nQuestion: " + args.question
+    if args.delay_ms < 0:
+        raise ValueError(f"--delay-ms must not be negative, not {args.delay_ms}")
+    documents = [(Path(name).name, _read(name)) for name in args.doc]
+    # A question may hold any text, the usual marker too.
+    marker = f"{{context {new_id()}}}"
     started_s = time.monotonic()
     stream = client.open(
-        messages=[{"role": "user", "content": content}], params={"max_tokens": args.max_tokens, "temperature": 0}
+        messages=[{"role": "user", "content": INSTRUCTION.format(marker) + args.question}],
+        params={"max_tokens": args.max_tokens, "temperature": 0},
+        options={"marker": marker},
     )
     try:
         _send_documents(args, stream, documents)
-        builder, first_s = AnswerBuilder(), None
-        for event in stream.events(timeout_s=args.timeout_seconds):
-            if isinstance(event, Token):
-                first_s = first_s or time.monotonic() - started_s
-                if not args.json:
-                    print(event.text, end="", flush=True)
-            builder.take(event)
-    except KeyboardInterrupt:
-        stream.cancel()
+        answer, first_token_s = _print_answer(args, stream, started_s)
+    except (KeyboardInterrupt, BrokenPipeError, Stream2LLMError, OSError):
+        # Nobody reads on, so the pod need not wait or go on answering. It has ended by itself after most errors.
+        with contextlib.suppress(Stream2LLMError):
+            stream.cancel()
         raise
-    answer = builder.answer
-    assert answer is not None
     if args.json:
-        print(json.dumps({"text": answer.text, "usage": answer.usage, "timings": answer.timings}))
+        print(json.dumps(_figures(stream.name, answer, first_token_s)))
     else:
-        print()
-        shown = "  ".join(f"{name} {value}" for name, value in answer.timings.items() if value is not None)
-        print(f"first token after {first_s or 0:.2f} s  {shown}", file=sys.stderr)
-    for warning in answer.warnings:
-        print(f"left out: {warning}", file=sys.stderr)
+        shown = [f"{name}={value}" for name, value in answer.timings.items() if value is not None]
+        first = "no token" if first_token_s is None else f"first token after {first_token_s:.2f} s"
+        print(f"{first}; {' '.join(shown)}", file=sys.stderr)
     return 0
 
 
+def _figures(stream: str, answer: Answer, first_token_s: float | None) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "usage": answer.usage,
+        "timings": answer.timings,
+        "first_token_s": first_token_s,
+        "warnings": [str(warning) for warning in answer.warnings],
+    }
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text (byte {error.start})") from None
+
+
 def _send_documents(args: argparse.Namespace, stream: Stream, documents: list[tuple[str, str]]) -> None:
-    for position in range(len(documents)):
+    names = [f"{position}-{name}"[: settings.MAX_ID_CHARS] for position, (name, _) in enumerate(documents)]
+    for position, (_, text) in enumerate(documents):
         time.sleep(args.delay_ms / 1000)
         if args.update:
-            stream.update([(f"{i}-{name}"[:128], text) for i, (name, text) in enumerate(documents[: position + 1])])
+            # What was sent before comes by its id alone.
+            known = [{"id": name} for name in names[:position]]
+            stream.update([*known, {"id": names[position], "text": text}], version=position)
         else:
-            stream.append(documents[position][1], chunk=f"{position}-{documents[position][0]}"[:128])
+            stream.append(text, chunk=names[position])
     stream.finish()
+
+
+def _print_answer(args: argparse.Namespace, stream: Stream, started_s: float) -> tuple[Answer, float | None]:
+    """Print the answer as it comes, unless JSON is asked for. Returns it and the seconds to its first token."""
+    builder = AnswerBuilder()
+    first_token_s, printed = None, False
+    try:
+        for event in stream.events(timeout_s=args.timeout_seconds):
+            if isinstance(event, Token):
+                first_token_s = time.monotonic() - started_s if first_token_s is None else first_token_s
+                if not args.json:
+                    print(event.text, end="", flush=True)
+                    printed = True
+            elif isinstance(event, ErrorEvent) and not event.terminal:
+                print(f"left out: {as_error(event)}", file=sys.stderr)
+            builder.take(event)
+    finally:
+        if printed:
+            print(flush=True)
+    return builder.complete(), first_token_s
 
 
 COMMAND = AskCommand()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
@@ -38,6 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name in sorted(commands):
+        if chosen in commands and name != chosen:
+            # Only the help lists all of them, so one package's trouble is not another command's.
+            choices.add_parser(name)
+            continue
         try:
             command = _load(commands[name])
         except ImportError as error:
@@ -59,6 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
         return int(known.run(known))
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # As a program that SIGPIPE ends; the interpreter's last flush must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except ImportError as error:
         print(_missing_extra(commands[known.command], error), file=sys.stderr)
         return 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
+from stream2llm import settings
 from stream2llm.client import Client
 from stream2llm.commands.connected import with_client
 from stream2llm.connecting import add_redis_arguments
@@ -18,7 +20,10 @@ class SendCommand:
         parser.add_argument("op", help="open, append, update, finish or cancel")
         parser.add_argument("stream", help="stream id")
         parser.add_argument(
-            "fields", nargs="*", metavar="FIELD=VALUE", help="VALUE may be @FILE, or - for standard input"
+            "fields",
+            nargs="*",
+            metavar="FIELD=VALUE",
+            help="VALUE may be @FILE, or - for standard input; nothing is checked here",
         )
         add_redis_arguments(parser)
 
@@ -27,13 +32,14 @@ class SendCommand:
 
 
 def _send(args: argparse.Namespace, client: Client) -> int:
-    fields = {b"stream": args.stream.encode(), b"op": args.op.encode()}
+    fields = {b"stream": os.fsencode(args.stream), b"op": os.fsencode(args.op)}
     for assignment in args.fields:
         name, equals, value = assignment.partition("=")
         if not equals or not name:
             raise ValueError(f"{assignment!r} is not FIELD=VALUE")
-        fields[name.encode()] = _value(value)
-    print(client.send(fields))
+        fields[os.fsencode(name)] = _value(value)
+    # An append without a chunk id that was written although its answer was lost must not be written again.
+    print(client.send(fields, tries=settings.SEND_TRIES if b"chunk" in fields else 1))
     return 0
 
 
@@ -42,7 +48,7 @@ def _value(value: str) -> bytes:
         return sys.stdin.buffer.read()
     if value.startswith("@"):
         return Path(value[1:]).read_bytes()
-    return value.encode()
+    return os.fsencode(value)
 
 
 COMMAND = SendCommand()

@@ -28,7 +28,8 @@ class WatchCommand:
 
 def _watch(args: argparse.Namespace, client: Client) -> int:
     stream = client.stream(args.stream)
-    for entry_id, event in stream.events_with_ids(after=args.after, timeout_s=args.timeout_seconds):
+    events = stream.events_with_ids(after=args.after, timeout_s=args.timeout_seconds, accept_timeout_s=None)
+    for entry_id, event in events:
         fields = encode(event)
         if args.json:
             print(json.dumps({"id": entry_id, "event": fields["event"], "data": asdict(event)}), flush=True)
