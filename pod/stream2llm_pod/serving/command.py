@@ -1,0 +1,343 @@
+"""`stream2llm serve`: vLLM's OpenAI server with streams."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import errno
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from stream2llm import settings
+from stream2llm.connecting import BadRedisURL, add_redis_arguments, connect
+from stream2llm.keys import PoolKeys
+
+PLUGIN_NAME = "stream2llm"
+# Plug-in groups of vLLM that load everything unless VLLM_PLUGINS names what to load. Naming ours, which the endpoint
+# group insists on, must not switch the others off.
+PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.stat_logger_plugins",
+)
+# vLLM's flags that a streaming pod sets itself or cannot live with, each with what to use instead.
+OWNED_FLAGS = {
+    "--scheduler-cls": "the scheduler is chosen by --policy",
+    "--kv-transfer-config": "the KV connector is chosen by --preemption",
+    "--scheduling-policy": "use --policy",
+    "--scheduler-reserve-full-isl": "streams are admitted before their prompt is whole",
+    "--no-scheduler-reserve-full-isl": "streams are admitted before their prompt is whole",
+    "--api-server-count": "a stream lives in one API server; run more pods instead",
+    "--headless": "a pod needs its API server",
+    "--grpc": "streams come through Redis, requests through HTTP",
+    "--model-tag": "use --model",
+    "--uds": "a pod listens on --host and --port",
+}
+POD_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+
+class CannotServe(Exception):
+    """Why the pod does not start, in words for whoever started it."""
+
+
+class ServeCommand:
+    help = "serve a model: vLLM's OpenAI server that also takes streams from Redis"
+    takes_unknown_arguments = True
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        # An abbreviation could be the full name of one of vLLM's flags.
+        parser.allow_abbrev = False
+        parser.epilog = "All other arguments go to vLLM as they are; `vllm serve --help` lists them."
+        parser.add_argument("--model", required=True, metavar="M", help="model folder or Hugging Face name")
+        parser.add_argument(
+            "--policy",
+            default=os.environ.get("STREAM2LLM_POLICY", "srpf"),
+            metavar="P",
+            help="which stream runs first: default, fcfs, mcps, lcas, lcas-oldest or srpf (default srpf)",
+        )
+        parser.add_argument(
+            "--preemption",
+            default=os.environ.get("STREAM2LLM_PREEMPTION", "recompute"),
+            metavar="K",
+            help="what happens to the KV cache of a stream that must give way: recompute (default)",
+        )
+        add_redis_arguments(parser, tenant=False)
+        parser.add_argument(
+            "--pod",
+            default=os.environ.get("STREAM2LLM_POD") or socket.gethostname(),
+            metavar="NAME",
+            help="this pod's name, unique in its pool (default: the host's name)",
+        )
+        parser.add_argument("--host", default=os.environ.get("STREAM2LLM_HOST", "0.0.0.0"), help="address to listen on")
+        parser.add_argument(
+            "--port", type=_port, default=_number("STREAM2LLM_PORT", 8000), help="port to listen on (default 8000)"
+        )
+        parser.add_argument(
+            "--drain-seconds",
+            type=_positive,
+            default=_number("STREAM2LLM_DRAIN_SECONDS", 300),
+            metavar="N",
+            help="how long open streams may take after SIGTERM (default 300); a second signal ends at once",
+        )
+        parser.add_argument(
+            "--max-open-streams",
+            type=_positive,
+            default=_number("STREAM2LLM_MAX_OPEN_STREAMS", 128),
+            metavar="N",
+            help="streams held at a time, kept below vLLM's --max-num-seqs (default 128)",
+        )
+        parser.add_argument(
+            "--max-wait-seconds",
+            type=_positive,
+            default=_number("STREAM2LLM_MAX_WAIT_SECONDS", 60),
+            metavar="N",
+            help="ageing bound: how long a policy may pass over a stream (default 60)",
+        )
+        parser.add_argument(
+            "--retain-seconds",
+            type=_positive,
+            default=_number("STREAM2LLM_RETAIN_SECONDS", settings.RETAIN_S),
+            metavar="N",
+            help=f"how long the reply of an ended stream is kept (default {settings.RETAIN_S})",
+        )
+        parser.add_argument(
+            "--share-cache",
+            action="store_true",
+            default=os.environ.get("STREAM2LLM_SHARE_CACHE", "") == "1",
+            help="let tenants share the prefix cache; then one can learn from timing what another has asked",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        try:
+            return serve(args, list(getattr(args, "unknown", [])))
+        except (CannotServe, BadRedisURL) as error:
+            print(f"stream2llm serve: {error}", file=sys.stderr)
+            return 2
+
+
+COMMAND = ServeCommand()
+
+
+def serve(args: argparse.Namespace, vllm_arguments: list[str]) -> int:
+    """Check everything that can be checked in a moment, then start vLLM. Returns the exit status.
+
+    Raises CannotServe or BadRedisURL with a message that says what to do.
+    """
+    check_flags(vllm_arguments)
+    keys = _pool(args.pool)
+    if not POD_NAME.fullmatch(args.pod):
+        raise CannotServe(f"--pod {args.pod!r} must be 1 to 253 letters, digits, '.', '_' and '-'")
+    check_port(args.host, args.port)
+    check_redis(args.redis, args.redis_password_file)
+    os.environ["VLLM_PLUGINS"] = plugin_names(os.environ.get("VLLM_PLUGINS"))
+    return _serve_vllm(args, vllm_arguments, keys)
+
+
+def check_flags(vllm_arguments: Sequence[str]) -> None:
+    """Refuse vLLM flags that the pod sets itself: a user's value would be lost, or break streams."""
+    for argument in vllm_arguments:
+        name = argument.split("=", 1)[0].replace("_", "-")
+        if name in OWNED_FLAGS:
+            raise CannotServe(f"{name} cannot be given: {OWNED_FLAGS[name]}")
+
+
+def check_port(host: str, port: int) -> None:
+    """Find out now, not after the model is loaded, that the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise CannotServe(f"port {port} on {host} is in use; choose another with --port") from error
+            raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def check_redis(url: str, password_file: str | None) -> None:
+    """Redis must answer and must not evict: an evicted entry is a lost chunk."""
+    try:
+        client = connect(url, password_file, retries=0)
+        try:
+            client.ping()
+            policy = _eviction_policy(client)
+        finally:
+            client.close()
+    except redis.exceptions.AuthenticationError as error:
+        raise CannotServe(f"Redis at {url} refuses the password: {error}") from error
+    except OSError as error:
+        raise CannotServe(f"Redis cannot be reached at {url}: {error}") from error
+    except RedisError as error:
+        raise CannotServe(f"Redis cannot be used at {url}: {error}") from error
+    if policy not in (None, "noeviction"):
+        raise CannotServe(
+            f"Redis has maxmemory-policy {policy}, which drops entries when memory is short; "
+            "set it with: redis-cli config set maxmemory-policy noeviction"
+        )
+
+
+def _eviction_policy(client: redis.Redis) -> str | None:
+    """The server's maxmemory-policy; None where it does not tell, as hosted ones may not."""
+    try:
+        answer: Any = client.info("memory")
+    except redis.exceptions.NoPermissionError:
+        return None
+    policy = answer.get("maxmemory_policy")
+    return None if policy is None else str(policy)
+
+
+def plugin_names(given: str | None) -> str:
+    """A VLLM_PLUGINS that loads ours and everything that would have been loaded without it."""
+    if given is not None:
+        names = [name for name in given.split(",") if name]
+    else:
+        names = [entry.name for group in PLUGIN_GROUPS for entry in entry_points(group=group)]
+    return ",".join(dict.fromkeys([*names, PLUGIN_NAME]))
+
+
+def _serve_vllm(args: argparse.Namespace, vllm_arguments: list[str], keys: PoolKeys) -> int:
+    try:
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise CannotServe(_import_trouble(error)) from error
+    is_cpu = bool(current_platform.is_cpu())
+    if is_cpu and ctypes.util.find_library("numa") is None and not _loads("libnuma.so.1"):
+        raise CannotServe("vLLM on CPU needs the system library libnuma; on Debian: apt-get install libnuma1")
+
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from stream2llm_pod.engine.arguments import engine_arguments
+    from stream2llm_pod.engine.configuring import CONFIG_KEY, EngineSettings
+    from stream2llm_pod.serving.endpoint import SETTINGS_ATTRIBUTE
+    from stream2llm_pod.serving.pod import ServingSettings
+
+    cli_env_setup()
+    parser = make_arg_parser(FlexibleArgumentParser(prog="stream2llm serve", description="arguments of vLLM"))
+    own = ["--model", args.model, "--host", args.host, "--port", str(args.port)]
+    parsed = parser.parse_args([*own, *vllm_arguments])
+    namespace, _, name = keys.pool.partition("/")
+    try:
+        engine = EngineSettings(
+            policy=args.policy,
+            preemption=args.preemption,
+            max_wait_s=float(args.max_wait_seconds),
+            namespace=namespace,
+            pool=name,
+            pod=args.pod,
+        )
+    except ValueError as error:
+        raise CannotServe(str(error)) from error
+    additional = dict(parsed.additional_config or {})
+    if CONFIG_KEY in additional:
+        raise CannotServe(f"--additional-config cannot hold {CONFIG_KEY!r}: use this command's own arguments")
+    # vLLM itself turns asynchronous scheduling off on CPU, whatever is asked.
+    asynchronous = not is_cpu and parsed.async_scheduling is not False
+    for attribute, value in engine_arguments(engine, async_scheduling=asynchronous).items():
+        setattr(parsed, attribute, {**additional, **value} if attribute == "additional_config" else value)
+    max_seqs = parsed.max_num_seqs
+    max_open = args.max_open_streams if max_seqs is None else min(args.max_open_streams, max(max_seqs - 1, 1))
+    setattr(
+        parsed,
+        SETTINGS_ATTRIBUTE,
+        ServingSettings(
+            redis_url=args.redis,
+            redis_password_file=args.redis_password_file,
+            pool=keys.pool,
+            pod=args.pod,
+            max_open_streams=max_open,
+            retain_s=args.retain_seconds,
+            drain_s=float(args.drain_seconds),
+            share_cache=args.share_cache,
+        ),
+    )
+    configure_logging_from_args(parsed)
+    _show_own_log()
+    try:
+        validate_parsed_serve_args(parsed)
+    except (TypeError, ValueError) as error:
+        raise CannotServe(str(error)) from error
+    return _run_server(parsed)
+
+
+def _run_server(parsed: argparse.Namespace) -> int:
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server
+
+    try:
+        uvloop.run(run_server(parsed))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGTERM
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotServe(f"port {parsed.port} on {parsed.host} is in use; choose another with --port") from error
+        raise
+    return 0
+
+
+def _show_own_log() -> None:
+    """Our messages go where vLLM's go, in the same form."""
+    import logging
+
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("stream2llm_pod")
+    ours.handlers = list(theirs.handlers)
+    ours.setLevel(theirs.level or logging.INFO)
+    ours.propagate = False
+
+
+def _import_trouble(error: ImportError) -> str:
+    if "libnuma" in str(error):
+        return "vLLM on CPU needs the system library libnuma; on Debian: apt-get install libnuma1"
+    return f"install stream2llm[pod] ({error})"
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _pool(name: str) -> PoolKeys:
+    try:
+        return PoolKeys(name)
+    except ValueError as error:
+        raise CannotServe(f"--pool: {error}") from error
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise SystemExit(f"stream2llm serve: {variable}={text!r} is not a whole number") from None
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65_535:
+        raise argparse.ArgumentTypeError(f"must be from 1 to 65535, not {value}")
+    return value
