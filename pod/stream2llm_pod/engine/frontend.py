@@ -3,21 +3,22 @@
 A stream is one ordinary engine request. Later chunks go to the engine core beside it, under the same internal id, so
 vLLM's output path sees one plain request: one detokenizer, one finish, one set of statistics.
 
-Private names used here: `output_processor.external_req_ids`, `output_processor.request_states`,
-`engine_core.add_request_async`.
+What the engine core counts for a stream comes back with every output of it, in `kv_transfer_params` (`stats_of`);
+progress before the first output comes with vLLM's statistics, a few times a second, if those are on.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import vllm
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 
+from stream2llm_pod.engine.compat.selecting import checked_module
 from stream2llm_pod.engine.protocol import Op, OpKind
 from stream2llm_pod.engine.statistics import latest_progress
 from stream2llm_pod.engine.streaming import STATS_KEY
@@ -36,21 +37,29 @@ class UnknownStream(KeyError):
 
 
 class EngineRefusal(ValueError):
-    """The engine cannot serve a stream with these parameters."""
+    """The engine cannot serve a stream with these parameters.
+
+    code: `invalid_params`, or `unsupported_params` for what is valid but cannot be honoured.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """What the engine counted for one stream, delivered with its last output."""
+    """What the engine counted for one stream."""
 
     prefilled_before_finish_tokens: int = 0
+    """Tokens of the final prompt that were computed when the finish arrived."""
     preemptions: int = 0
     recomputed_tokens: int = 0
     invalidated_tokens: int = 0
 
 
 def stats_of(output: Any) -> StreamStats | None:
-    """The stream's report in a final RequestOutput; None in all others."""
+    """The stream's counts so far, in a RequestOutput; complete in the final one. None if it carries none."""
     report = (getattr(output, "kv_transfer_params", None) or {}).get(STATS_KEY)
     return StreamStats(**report) if report else None
 
@@ -58,10 +67,9 @@ def stats_of(output: Any) -> StreamStats | None:
 @dataclass(slots=True)
 class _Stream:
     token_ids: list[int]
-    outputs: asyncio.Queue[Any]
-    lora_request: Any = None
-    cache_salt: str | None = None
-    pump: asyncio.Task[None] | None = None
+    params: SamplingParams
+    lora_request: Any
+    cache_salt: str | None
     internal_id: str = ""
 
 
@@ -69,11 +77,12 @@ class EngineStreams:
     """Opens, extends and ends streams in one engine. All methods belong to one event loop."""
 
     def __init__(self, engine_client: Any) -> None:
-        self._engine = engine_client
+        self._front_end = checked_module(vllm.__version__, front_end=True).FrontEnd(engine_client)
         self._streams: dict[str, _Stream] = {}
         config = engine_client.vllm_config
         self.max_model_len = int(config.model_config.max_model_len)
         self.limit_tokens = self.max_model_len - 1
+        """Longest prompt, in tokens: one more must fit into the model, and all of it into the KV cache."""
         blocks = config.cache_config.num_gpu_blocks
         self.kv_tokens = int(blocks - 1) * int(config.cache_config.block_size) if blocks else 0
         if self.kv_tokens:
@@ -81,13 +90,18 @@ class EngineStreams:
 
     @property
     def open_streams(self) -> int:
+        """Streams that have not ended, generating ones included."""
         return len(self._streams)
 
     def known_tokens(self, stream_id: str) -> int:
+        """Prompt tokens handed over so far. Raises UnknownStream."""
         return len(self._stream(stream_id).token_ids)
 
     def progress(self, stream_id: str) -> tuple[int, int]:
-        """(computed, invalidated) tokens as last reported by the engine core; it may lag by one step."""
+        """(computed, invalidated) tokens as last reported by the engine core; it may lag by a tenth of a second.
+
+        Raises UnknownStream.
+        """
         return latest_progress.get(self._stream(stream_id).internal_id, (0, 0))
 
     async def open(
@@ -99,10 +113,14 @@ class EngineStreams:
         lora_request: Any = None,
         cache_salt: str | None = None,
     ) -> AsyncIterator[Any]:
-        """Start a stream whose prompt begins with `token_ids` (at least one); returns its outputs, deltas.
+        """Start a stream whose prompt begins with `token_ids` (at least one); returns its outputs once it is known.
 
-        Raises StreamTooLong, EngineRefusal for parameters that streams cannot honour, and ValueError for an empty
-        prefix or an id that is in use.
+        The outputs are vLLM's RequestOutput, deltas, and begin after the finish. A stream that the engine gives up ends
+        with finish reason `error` and the reason in `stop_reason`; an aborted one with `abort`. Closing the iterator
+        early aborts the stream.
+
+        Raises StreamTooLong, EngineRefusal for parameters that streams cannot honour or vLLM refuses, and ValueError
+        for an empty prefix or an id that is in use.
         """
         if stream_id in self._streams:
             raise ValueError(f"stream {stream_id!r} is open already")
@@ -110,23 +128,21 @@ class EngineStreams:
             raise ValueError("a stream needs at least one token to open")
         refuse_unsupported(params)
         self._check_length(len(token_ids))
-        stream = self._streams[stream_id] = _Stream(list(token_ids), asyncio.Queue(), lora_request, cache_salt)
         own = params.clone()
         own.output_kind = RequestOutputKind.DELTA
         own.extra_args = {**(own.extra_args or {}), **Op(OpKind.OPEN).to_extra_args()}
-        prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
-        if cache_salt is not None:
-            prompt["cache_salt"] = cache_salt
-        stream.pump = asyncio.create_task(self._pump(stream_id, stream, prompt, own))
-        registered = self._engine.output_processor.external_req_ids
-        while stream_id not in registered:
-            if stream.pump.done():
-                self._streams.pop(stream_id, None)
-                failure = stream.outputs.get_nowait()
-                raise EngineRefusal(str(failure)) from failure
-            await asyncio.sleep(0)
-        stream.internal_id = registered[stream_id][0]
-        return self._outputs(stream)
+        prompt = tokens_input(list(token_ids), cache_salt=cache_salt)
+        stream = self._streams[stream_id] = _Stream(list(token_ids), own, lora_request, cache_salt)
+        try:
+            collector = await self._front_end.start(stream_id, prompt, own, lora_request)
+        except BaseException as error:
+            del self._streams[stream_id]
+            if isinstance(error, (ValueError, VLLMClientError)):
+                raise EngineRefusal("invalid_params", str(error)) from error
+            raise
+        stream.internal_id = collector.request_id
+        latest_progress[stream.internal_id] = (0, 0)
+        return self._outputs(stream_id, stream, collector)
 
     async def append(self, stream_id: str, token_ids: Sequence[int]) -> None:
         """Add tokens at the end. Raises UnknownStream, StreamTooLong."""
@@ -150,96 +166,73 @@ class EngineStreams:
             await self._replace(stream_id, token_ids, last=True)
             return
         stream = self._stream(stream_id)
-        self._fix_prompt_length(stream)
+        self._front_end.fix_prompt(stream.internal_id, list(stream.token_ids), stream.params)
         await self._send(stream, [0], Op(OpKind.FINISH, last=True, empty=True))
 
     async def abort(self, stream_id: str) -> None:
         """End a stream and free its KV cache; unknown ids are ignored."""
-        stream = self._streams.pop(stream_id, None)
-        if stream is None:
-            return
-        await self._engine.abort(stream_id)
-        if stream.pump is not None:
-            stream.pump.cancel()
-        stream.outputs.put_nowait(None)
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.internal_id:
+            self._forget(stream_id, stream)
+            await self._front_end.abort(stream.internal_id)
 
     async def _replace(self, stream_id: str, token_ids: Sequence[int], *, last: bool) -> None:
         stream = self._stream(stream_id)
         if not token_ids:
             raise ValueError("a prompt needs at least one token")
         self._check_length(len(token_ids))
-        known = stream.token_ids
-        extends = len(token_ids) > len(known) and list(token_ids[: len(known)]) == known
-        stream.token_ids = list(token_ids)
+        known, new = stream.token_ids, list(token_ids)
+        stream.token_ids = new
         if last:
-            self._fix_prompt_length(stream)
-        if extends:
+            self._front_end.fix_prompt(stream.internal_id, list(new), stream.params)
+        if len(new) > len(known) and new[: len(known)] == known:
             # Same effect as the update, at a fraction of the bytes and hashing.
-            await self._send(stream, list(token_ids[len(known) :]), Op(OpKind.APPEND, last=last))
+            await self._send(stream, new[len(known) :], Op(OpKind.APPEND, last=last))
         else:
-            await self._send(stream, list(token_ids), Op(OpKind.UPDATE, last=last))
+            await self._send(stream, list(new), Op(OpKind.UPDATE, last=last))
 
     def _stream(self, stream_id: str) -> _Stream:
-        try:
-            return self._streams[stream_id]
-        except KeyError:
-            raise UnknownStream(stream_id) from None
+        stream = self._streams.get(stream_id)
+        if stream is None or not stream.internal_id:
+            raise UnknownStream(stream_id)
+        return stream
 
     def _check_length(self, tokens: int) -> None:
         if tokens > self.limit_tokens:
             raise StreamTooLong(tokens, self.limit_tokens)
 
-    def _fix_prompt_length(self, stream: _Stream) -> None:
-        """vLLM's front end knows the opening prompt only; usage figures and the detokenizer need the final one."""
-        state = self._engine.output_processor.request_states.get(stream.internal_id)
-        if state is not None:
-            state.prompt_token_ids = list(stream.token_ids)
-            state.prompt_len = len(stream.token_ids)
-
     async def _send(self, stream: _Stream, token_ids: list[int], op: Op) -> None:
-        if stream.internal_id not in self._engine.output_processor.request_states:
-            # It ended a moment ago; its last output is on its way to the reader.
-            return
-        await self._engine.engine_core.add_request_async(
-            EngineCoreRequest(
-                request_id=stream.internal_id,
-                external_req_id=stream.internal_id,
-                prompt_token_ids=token_ids,
-                mm_features=None,
-                sampling_params=SamplingParams(max_tokens=1, extra_args=op.to_extra_args()),
-                pooling_params=None,
-                arrival_time=time.time(),
-                # Both go into the block hashes, which an update takes over as they are.
-                lora_request=stream.lora_request,
-                cache_salt=stream.cache_salt,
-                data_parallel_rank=None,
-            )
-        )
+        # One that ended a moment ago has its last output on the way to the reader.
+        if self._front_end.knows(stream.internal_id):
+            params = SamplingParams(max_tokens=1, extra_args=op.to_extra_args())
+            await self._front_end.send(stream.internal_id, token_ids, params, stream.lora_request, stream.cache_salt)
 
-    async def _pump(self, stream_id: str, stream: _Stream, prompt: dict[str, Any], params: SamplingParams) -> None:
+    async def _outputs(self, stream_id: str, stream: _Stream, collector: Any) -> AsyncIterator[Any]:
+        report: dict[str, int] | None = None
+        finished = False
         try:
-            async for output in self._engine.generate(prompt, params, stream_id, lora_request=stream.lora_request):
-                stream.outputs.put_nowait(output)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            stream.outputs.put_nowait(error)
+            while not finished:
+                output = await collector.get()
+                report = (output.kv_transfer_params or {}).get(STATS_KEY, report)
+                finished = output.finished
+                if finished and report is not None:
+                    # A stop string is found on this side, and then the core's last word is not heard.
+                    output.kv_transfer_params = {**(output.kv_transfer_params or {}), STATS_KEY: report}
+                yield output
         finally:
-            latest_progress.pop(stream.internal_id, None)
-            if self._streams.get(stream_id) is stream:
-                del self._streams[stream_id]
-            stream.outputs.put_nowait(None)
+            self._forget(stream_id, stream)
+            if not finished:
+                await self._front_end.abort(stream.internal_id)
 
-    async def _outputs(self, stream: _Stream) -> AsyncIterator[Any]:
-        while (item := await stream.outputs.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
+    def _forget(self, stream_id: str, stream: _Stream) -> None:
+        latest_progress.pop(stream.internal_id, None)
+        if self._streams.get(stream_id) is stream:
+            del self._streams[stream_id]
 
 
 def refuse_unsupported(params: SamplingParams) -> None:
     """Raise EngineRefusal for what a stream cannot honour; it is never ignored."""
     if params.n != 1:
-        raise EngineRefusal(f"n must be 1, not {params.n}")
+        raise EngineRefusal("unsupported_params", f"n must be 1, not {params.n}")
     if params.prompt_logprobs is not None:
-        raise EngineRefusal("prompt_logprobs are not available for streams")
+        raise EngineRefusal("unsupported_params", "prompt_logprobs are not available for streams")

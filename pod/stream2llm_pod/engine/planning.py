@@ -372,6 +372,24 @@ class TwoPhaseMixin(Base):
             self._observe()
         return super().make_stats(*args, **kwargs)
 
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self.log_stats and self._open_ids and not self.has_unfinished_requests():
+            self._send_last_figures(outputs)
+        return outputs
+
+    def _send_last_figures(self, outputs: dict[int, Any]) -> None:
+        """The last stream has just parked and the engine goes to sleep: what is not reported now waits for long."""
+        self._observe()
+        late = self.connector.get_kv_connector_stats() if self.connector is not None else None
+        if late is None:
+            return
+        for client_outputs in outputs.values():
+            statistics = client_outputs.scheduler_stats
+            if statistics is not None and statistics.kv_connector_stats is None:
+                statistics.kv_connector_stats = late.to_dict()
+                return
+
     def _observe(self) -> None:
         counters = self.counters
         counters.open_streams = len(self._open_ids)

@@ -219,6 +219,13 @@ class StreamingMixin(Base):
                 session = self.streams[request.request_id]
                 session.computed_once_tokens = request.num_computed_tokens
                 self.on_changed(request)
+        if self.streams:
+            for client_outputs in outputs.values():
+                for output in client_outputs.outputs:
+                    session = self.streams.get(output.request_id)
+                    if session is not None:
+                        # With every output: the front end may end the stream at a stop string of its own accord.
+                        output.kv_transfer_params = {**(output.kv_transfer_params or {}), STATS_KEY: session.report()}
         for client_index, output in self._failures:
             if client_index not in outputs:
                 outputs[client_index] = EngineCoreOutputs()

@@ -21,10 +21,10 @@ def module_for(version: str) -> ModuleType:
     return import_module(f"stream2llm_pod.engine.compat.v{minor.replace('.', '_')}")
 
 
-def checked_module(version: str) -> ModuleType:
-    """As `module_for`, after checking each private name against what is installed."""
+def checked_module(version: str, *, front_end: bool = False) -> ModuleType:
+    """As `module_for`, after checking each private name of one side against what is installed."""
     module = module_for(version)
-    problems = missing(module.NAMES)
+    problems = missing(module.FRONT_END_NAMES if front_end else module.NAMES)
     if problems:
         raise IncompatibleVLLM(
             f"vLLM {version} is not what stream2llm was checked with; refusing to start:\n  " + "\n  ".join(problems)

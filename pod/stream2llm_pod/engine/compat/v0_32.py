@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.request import RequestStatus
 
 from stream2llm_pod.engine.compat.private_names import PrivateAttribute, PrivateMethod
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _REQUEST = "vllm.v1.request:Request"
+_ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
 _BLOCK_POOL = "vllm.v1.core.block_pool:BlockPool"
 _TYPE_MANAGER = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
@@ -68,6 +73,23 @@ NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
     PrivateAttribute(f"{_TYPE_MANAGER}.req_to_blocks"),
     PrivateAttribute(f"{_TYPE_MANAGER}.num_cached_block"),
 )
+"""What the scheduler leans on, in the engine core's process."""
+
+FRONT_END_NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
+    PrivateMethod(f"{_ASYNC_LLM}.add_request", ("request_id", "prompt", "params")),
+    PrivateMethod(f"{_ASYNC_LLM}.abort", ("request_id", "internal")),
+    PrivateMethod("vllm.v1.engine.core_client:AsyncMPClient.add_request_async", ("request",)),
+    PrivateMethod("vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request", ("tokenizer", "request")),
+    PrivateMethod("vllm.v1.engine.output_processor:RequestOutputCollector.get", ()),
+    PrivateAttribute("vllm.v1.engine.output_processor:RequestOutputCollector.request_id"),
+    PrivateAttribute("vllm.v1.engine.output_processor:OutputProcessor.request_states"),
+    PrivateAttribute("vllm.v1.engine.output_processor:OutputProcessor.tokenizer"),
+    *(
+        PrivateAttribute(f"vllm.v1.engine.output_processor:RequestState.{name}")
+        for name in ("prompt_token_ids", "prompt_len", "detokenizer")
+    ),
+)
+"""What the front end leans on, in the API server's process."""
 
 
 class Upstream:
@@ -300,3 +322,62 @@ class Upstream:
                 scheduler.deferred_waiting.discard(request)
                 promoted.append(request)
         return promoted
+
+
+class FrontEnd:
+    """The private side of vLLM's AsyncLLM, in the API server's process."""
+
+    def __init__(self, engine_client: Any) -> None:
+        self._engine = engine_client
+
+    def knows(self, internal_id: str) -> bool:
+        """Whether the request has not ended yet."""
+        return internal_id in self._engine.output_processor.request_states
+
+    async def start(self, external_id: str, prompt: Any, params: SamplingParams, lora_request: Any) -> Any:
+        """Register a request; returns vLLM's collector of its outputs, which knows the internal id."""
+        return await self._engine.add_request(external_id, prompt, params, lora_request=lora_request)
+
+    async def abort(self, internal_id: str) -> None:
+        # By the internal id: somebody else may use the same external one.
+        await self._engine.abort(internal_id, internal=True)
+
+    async def send(
+        self, internal_id: str, token_ids: list[int], params: SamplingParams, lora_request: Any, cache_salt: str | None
+    ) -> None:
+        """Pass one more request of the same internal id to the engine core, past the output side."""
+        await self._engine.engine_core.add_request_async(
+            self._request(internal_id, token_ids, params, lora_request, cache_salt)
+        )
+
+    def fix_prompt(self, internal_id: str, token_ids: list[int], params: SamplingParams) -> None:
+        """The output side knows the prompt that the request began with; usage figures and the detokenizer (which looks
+        back into the prompt) need the final one. Before the first output only."""
+        processor = self._engine.output_processor
+        state = processor.request_states.get(internal_id)
+        if state is None:
+            return
+        state.prompt_token_ids = token_ids
+        state.prompt_len = len(token_ids)
+        state.detokenizer = IncrementalDetokenizer.from_new_request(
+            processor.tokenizer if params.detokenize else None,
+            self._request(internal_id, token_ids, params, None, None),
+        )
+
+    @staticmethod
+    def _request(
+        internal_id: str, token_ids: list[int], params: SamplingParams, lora_request: Any, cache_salt: str | None
+    ) -> EngineCoreRequest:
+        return EngineCoreRequest(
+            request_id=internal_id,
+            external_req_id=internal_id,
+            prompt_token_ids=token_ids,
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            # Both go into the block hashes, which an update takes over as they are.
+            lora_request=lora_request,
+            cache_salt=cache_salt,
+            data_parallel_rank=None,
+        )

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stream2llm_pod.engine.compat.v0_32 import NAMES, Upstream
+from stream2llm_pod.engine.compat.v0_32 import FRONT_END_NAMES, NAMES, FrontEnd, Upstream
 
-__all__ = ["NAMES", "Upstream"]
+__all__ = ["FRONT_END_NAMES", "NAMES", "FrontEnd", "Upstream"]

@@ -62,7 +62,7 @@ class SimulatedWorker:
     def __init__(self, num_blocks: int, block_size: int, vocabulary: int, *, forgets_preempted: bool = False) -> None:
         self._block_size = block_size
         self._vocabulary = vocabulary
-        self._forgets_preempted = forgets_preempted
+        self.forgets_preempted = forgets_preempted
         self._kv = np.zeros((num_blocks, block_size), dtype=np.uint64)
         self._requests: dict[str, _Remembered] = {}
         self._step = 0
@@ -71,6 +71,10 @@ class SimulatedWorker:
     def remembered(self) -> int:
         """Requests that the worker keeps state for."""
         return len(self._requests)
+
+    def forget(self) -> None:
+        """Drop all requests' state."""
+        self._requests.clear()
 
     def execute(self, scheduled: Any) -> dict[str, list[int]]:
         """One step: request id → sampled tokens (none for a prompt that is not computed to its end).
@@ -98,7 +102,7 @@ class SimulatedWorker:
         """Apply what the scheduler says has changed; returns request id → computed tokens."""
         for req_id in scheduled.finished_req_ids:
             self._requests.pop(req_id, None)
-        if self._forgets_preempted:
+        if self.forgets_preempted:
             for req_id in scheduled.preempted_req_ids or ():
                 self._requests.pop(req_id, None)
         starts = {}
