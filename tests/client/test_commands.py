@@ -1,0 +1,62 @@
+"""The `stream2llm` command as a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from stream2llm import Done, Token
+from stream2llm.events import encode
+from stream2llm.keys import PoolKeys
+
+pytestmark = pytest.mark.redis
+KEYS = PoolKeys()
+
+
+def run(server: Any, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "STREAM2LLM_REDIS": server.url}
+    command = [sys.executable, "-m", "stream2llm.commands.main", *arguments]
+    return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, timeout=60)
+
+
+def test_send_writes_the_fields_as_they_are(server: Any) -> None:
+    done = run(server, "send", "append", "s1", "text=-", "chunk=c=1", stdin="from stdin")
+    assert done.returncode == 0, done.stderr
+    with server.client() as client:
+        [(entry_id, fields)] = client.xrange(KEYS.ingress("default"))
+    assert done.stdout.strip() == entry_id.decode()
+    assert fields == {b"stream": b"s1", b"op": b"append", b"text": b"from stdin", b"chunk": b"c=1"}
+
+
+def test_watch_prints_events_up_to_the_terminal_one(server: Any) -> None:
+    with server.client() as client:
+        for event in (Token(0, "hi", (1,)), Done("stop")):
+            client.xadd(KEYS.reply("default", "s1"), encode(event))
+    done = run(server, "watch", "s1")
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["token", "done"]
+
+
+def test_tenants_are_added_listed_and_removed(server: Any) -> None:
+    assert run(server, "tenant", "add", "acme").stdout == "acme: added\n"
+    assert run(server, "tenant", "list").stdout == "acme\n"
+    assert run(server, "tenant", "remove", "acme").stdout == "acme: removed\n"
+    refused = run(server, "tenant", "add", "Not_OK")
+    assert refused.returncode == 1
+    assert "tenant 'Not_OK' must be" in refused.stderr
+
+
+def test_an_unreachable_server_is_one_line(server: Any) -> None:
+    done = run(server, "watch", "s1", "--redis", "redis://127.0.0.1:1", "--timeout-seconds", "0.1")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_password_in_an_argument_is_refused(server: Any) -> None:
+    done = run(server, "watch", "s1", "--redis", "redis://:secret@127.0.0.1:1")
+    assert done.returncode != 0
+    assert "a password in the Redis URL shows in process lists" in done.stderr
+    assert "secret" not in done.stderr
