@@ -10,6 +10,7 @@ import heapq
 import logging
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
@@ -345,13 +346,14 @@ class TwoPhaseMixin(Base):
             if self._has_new_work(request) and self.upstream.todo_tokens(request) > 0
         ]
         if in_need and self._upstream_order:
-            # vLLM's own order never takes memory from parked streams, and would stand still for ever.
-            victim = next(self._victims(True, 0.0), None)
+            # vLLM's own order never takes memory from what does not run, and would stand still for ever.
+            ended = [self.end_if_outgrown(request) for request in in_need]
+            if any(ended):
+                return
+            victim = next(chain(self._victims(True, 0.0), self._victims(False, 0.0)), None)
             if victim is not None:
                 self.preempt(self.requests[victim.req_id], time.monotonic())
                 return
-            for request in in_need:
-                self.end_if_outgrown(request)
         if not in_need and not self.running and not self.deferred_elsewhere():
             # Open streams only, whose known prompts were computed before and cannot have memory now: the engine may
             # block until something happens.
