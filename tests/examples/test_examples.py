@@ -1,0 +1,108 @@
+"""The examples run as they are, against a real Redis; the pool's answer is written by hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream2llm import Done, Token
+from stream2llm.entries import Entry, Finish, Open, parse_entry
+from stream2llm.events import encode
+from stream2llm.keys import PoolKeys
+
+pytestmark = pytest.mark.redis
+ROOT = Path(__file__).parents[2]
+KEYS = PoolKeys()
+ANSWER = (Token(0, "Because ", (1,)), Token(1, "\u00fc.", (2,)), Done("stop", {"prompt_tokens": 9}, {"ttft_ms": 5}))
+
+
+@contextmanager
+def pool(server: Any) -> Iterator[list[Entry]]:
+    """Reads ingress as a router would, and answers each stream when it is finished."""
+    seen: list[Entry] = []
+    stop = threading.Event()
+
+    def serve() -> None:
+        last = "0"
+        with server.client() as client:
+            while not stop.is_set():
+                for _, entries in client.xread({KEYS.ingress("default"): last}, block=50) or ():
+                    for entry_id, fields in entries:
+                        last = entry_id
+                        entry = parse_entry(fields)
+                        seen.append(entry)
+                        if isinstance(entry, Finish):
+                            for event in ANSWER:
+                                client.xadd(KEYS.reply("default", entry.stream), encode(event))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def run(server: Any, command: list[str], **environment: str) -> str:
+    env = {
+        **os.environ,
+        "STREAM2LLM_REDIS": server.url,
+        "REDIS_PORT": str(server.port),
+        "REDIS_ARGS": f"-p {server.port}",
+        **environment,
+    }
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def kinds(seen: list[Entry]) -> list[str]:
+    return [type(entry).__name__ for entry in seen]
+
+
+def test_redis_cli(server: Any, tmp_path: Path) -> None:
+    if shutil.which("redis-cli") is None:
+        pytest.skip("redis-cli is not installed (Debian package redis-tools)")
+    page = tmp_path / "page.txt"
+    page.write_text('He said "no" \\ and left.\n')
+    with pool(server) as seen:
+        output = run(server, [str(ROOT / "examples/redis-cli/ask.sh"), 'Why "no"?', str(page)], TMPDIR=str(tmp_path))
+    assert kinds(seen) == ["Open", "Append", "Finish"]
+    opened = seen[0]
+    assert isinstance(opened, Open)
+    assert opened.prompt == 'Answer from the context.\n\n{context}\n\nQuestion: Why "no"?\nAnswer:'
+    assert seen[1].text == page.read_text()  # type: ignore[union-attr]
+    assert "Because" in output
+
+
+def test_node(server: Any, tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    page = tmp_path / "page.txt"
+    page.write_text("Gr\u00fc\u00dfe " * 30_000)
+    with pool(server) as seen:
+        output = run(server, ["node", str(ROOT / "examples/node/ask.mjs"), "Why?", str(page)])
+    assert kinds(seen) == ["Open", "Append", "Finish"]
+    assert seen[1].text == page.read_text()  # type: ignore[union-attr]
+    assert output == "Because \u00fc.\n(9 prompt tokens, ttft 5 ms)\n"
+
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [("append", ["Open", "Append", "Append", "Append", "Finish"]), ("update", ["Open"] + ["Update"] * 3 + ["Finish"])],
+)
+def test_python(server: Any, example: str, expected: list[str]) -> None:
+    with pool(server) as seen:
+        output = run(server, [sys.executable, str(ROOT / f"examples/python/{example}.py")])
+    assert kinds(seen) == expected
+    assert output == "Because \u00fc.\n"
