@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Pod:
     kv_usage: float
     prefill_tokens_per_s: float
     beat_ms: int
+    models: frozenset[str] = frozenset()
 
     @property
     def predicted_wait_s(self) -> float:
@@ -37,7 +39,9 @@ def parse_heartbeat(name: str, raw: bytes) -> Pod | None:
     """The pod of one heartbeat; None if it cannot be read (a pod of another version may write anything)."""
     try:
         beat = json.loads(raw)
-        rate = beat.get("prefill_tokens_per_s") or DEFAULT_PREFILL_TOKENS_PER_S
+        rate = float(beat.get("prefill_tokens_per_s") or DEFAULT_PREFILL_TOKENS_PER_S)
+        if not (math.isfinite(rate) and rate > 0):
+            rate = DEFAULT_PREFILL_TOKENS_PER_S
         return Pod(
             name,
             str(beat["incarnation"]),
@@ -47,10 +51,11 @@ def parse_heartbeat(name: str, raw: bytes) -> Pod | None:
             int(beat["load"]["open_streams"]),
             int(beat["load"]["backlog_tokens"]),
             float(beat["load"]["kv_usage"]),
-            float(rate),
+            rate,
             int(beat["time_ms"]),
+            frozenset(map(str, beat.get("models") or ())),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -59,11 +64,14 @@ def choose_pod(
     now_ms: int,
     recent_opens: Mapping[str, int],
     lapse_ms: int = settings.HEARTBEAT_LAPSE_MS,
+    *,
+    model: str = "",
 ) -> Pod | None:
     """The pod with the least predicted wait; ties go to the fewest open streams, the lowest KV use, the name.
 
     recent_opens: incarnation → streams given to it since its last heartbeat. None if nobody can take a stream: silent,
-    draining, full and other-protocol pods get nothing.
+    draining, full and other-protocol pods get nothing. model: what the open asks for by name; pods that have it come
+    first, and if none has it any pod may say so.
     """
     able = [
         pod
@@ -74,7 +82,7 @@ def choose_pod(
         and pod.open_streams + recent_opens.get(pod.incarnation, 0) < pod.max_open_streams
     ]
     return min(
-        able,
+        [pod for pod in able if model in pod.models] or able,
         key=lambda pod: (
             pod.predicted_wait_s,
             pod.open_streams + recent_opens.get(pod.incarnation, 0),

@@ -58,7 +58,7 @@ class RouteCommand:
 
 def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, port: int) -> int:
     from prometheus_client import CollectorRegistry
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisError, ResponseError
 
     from stream2llm_router.forwarding import Forwarder
     from stream2llm_router.metrics import RouterMetrics
@@ -73,11 +73,8 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
         open_wait_ms=args.open_wait_seconds * 1000,
     )
 
-    def status() -> dict[str, Any]:
-        return {"pool": args.pool, "router": forwarder.leases.router, "redis_reachable": forwarder.reachable}
-
     try:
-        server = make_server((host, port), registry, status)
+        server = make_server((host, port), registry, forwarder.status)
     except OSError as error:
         print(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --http", file=sys.stderr)
         return 1
@@ -85,9 +82,19 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        _warn_of_eviction(client)
+        policy = _eviction_policy(client)
+        if policy != "noeviction":
+            server.server_close()
+            print(
+                f"Redis has maxmemory-policy {policy}, which drops streams when memory is short; "
+                "set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file)",
+                file=sys.stderr,
+            )
+            return 1
+    except ResponseError as error:
+        logger.warning("maxmemory-policy cannot be checked (%s); it must be noeviction", error)
     except RedisError as error:
-        logger.warning("Redis at %s cannot be reached yet: %s", args.redis, error)
+        logger.warning("Redis at %s cannot be reached yet, trying on: %s", _shown(args.redis), error)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     logger.info("routing pool %s, http on %s:%d", args.pool, host, server.server_address[1])
     worker = threading.Thread(target=forwarder.run, args=(stop,), name="forwarding")
@@ -98,10 +105,15 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
     return 0
 
 
-def _warn_of_eviction(client: Any) -> None:
-    policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
-    if policy != "noeviction":
-        logger.error("Redis has maxmemory-policy %s: it may drop streams; set it to noeviction", policy)
+def _eviction_policy(client: Any) -> str:
+    """INFO rather than CONFIG: managed servers and restricted users often have no CONFIG."""
+    return str(client.info("memory").get("maxmemory_policy", "noeviction"))
+
+
+def _shown(url: str) -> str:
+    """The URL without a password that it may have brought from the environment."""
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2]
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -27,18 +27,20 @@ class Fleet:
         moment: Any = self._client.time()
         seconds, micros = moment
         self._now_ms = seconds * 1000 + micros // 1000
-        self._pods = [pod for name, beat in raw.items() if (pod := parse_heartbeat(name.decode(), beat)) is not None]
+        found = (parse_heartbeat(name.decode("utf-8", "surrogateescape"), beat) for name, beat in raw.items())
+        self._pods = [pod for pod in found if pod is not None and pod.name.isprintable()]
         for pod in self._pods:
             if self._beats.get(pod.incarnation) != pod.beat_ms:
                 self._recent.pop(pod.incarnation, None)
         self._beats = {pod.incarnation: pod.beat_ms for pod in self._pods}
 
-    def choose(self) -> Pod | None:
-        pod = choose_pod(self._pods, self._now_ms, self._recent)
+    def choose(self, model: str = "") -> Pod | None:
+        pod = choose_pod(self._pods, self._now_ms, self._recent, model=model)
         if pod is not None:
             self._recent[pod.incarnation] += 1
         return pod
 
     @property
-    def now_ms(self) -> int:
-        return self._now_ms
+    def pods(self) -> list[Pod]:
+        """All pods whose heartbeat can be read, silent ones included."""
+        return self._pods

@@ -12,11 +12,10 @@ import redis
 from redis.exceptions import RedisError, ResponseError
 
 from stream2llm import settings
-from stream2llm.errors import ErrorCode
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm_router.fleet import Fleet
-from stream2llm_router.holding import Holding
-from stream2llm_router.judging import Verdict, judge
+from stream2llm_router.holding import LOG_LIVE_MS, MAX_HELD_STREAMS, Holding, held_key
+from stream2llm_router.judging import Verdict, judge, refused_as_internal
 from stream2llm_router.leasing import Leases
 from stream2llm_router.metrics import RouterMetrics
 from stream2llm_router.scripts import Fenced, Scripts, Stale
@@ -26,7 +25,15 @@ logger = logging.getLogger(__name__)
 LIVE_MS = settings.MAX_TIMEOUT_MS + 3_600_000
 """Expiry of a stream in use: above the longest time that it may be silent, so that only what is forgotten expires."""
 REFRESH_S = 0.25
-_ERROR_CODES = {str(code) for code in ErrorCode}
+MAX_TOLD_ERRORS = 1_000
+"""Errors about single entries that one reply may hold."""
+PAUSE_S = 1.0
+"""How long a tenant whose keys or scripts fail is left alone, so that the others are served."""
+INTERNAL_AFTER_FAILURES = 3
+"""An entry that the script has failed on this often, alone in its batch, is turned away."""
+
+MAX_READ_BYTES = 4 << 20
+"""A read that brought more than this of one tenant makes the next one ask for fewer entries."""
 
 RawEntry = tuple[bytes, dict[bytes, bytes]]
 
@@ -51,8 +58,14 @@ class Forwarder:
         self.leases = Leases(self._scripts, keys)
         self._holding = Holding(client, self._scripts, keys, self._fleet, metrics, self._retain_ms, open_wait_ms)
         self._tenants: list[str] = []
-        self._served: set[str] = set()
+        self._bad_tenants: list[str] = []
+        self._waiting: dict[str, int] = {}
+        self._lag: dict[str, int] = {}
+        self._epochs: dict[str, str] = {}
         self._refresh_at_s = 0.0
+        self._read_entries = settings.MAX_BATCH_ENTRIES
+        self._resume_at_s: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
         self.reachable = False
 
     def run(self, stop: threading.Event) -> None:
@@ -68,6 +81,7 @@ class Forwarder:
                 log = logger.warning if self.reachable or delay_s >= 2 else logger.info
                 log("Redis: %s; trying again in %.1f s", error, delay_s)
                 self.reachable = False
+                self._refresh_at_s = 0.0
                 stop.wait(delay_s)
             except Exception:
                 # A bug must not stop the other tenants; it is loud, and it is slowed down.
@@ -78,29 +92,50 @@ class Forwarder:
         except (RedisError, OSError) as error:
             logger.info("leases not given back: %s", error)
 
+    def status(self) -> dict[str, Any]:
+        """What is known without asking Redis, so that the answer never waits for it."""
+        return {
+            "pool": self._keys.pool,
+            "router": self.leases.router,
+            "redis_reachable": self.reachable,
+            "open_streams": sum(pod.open_streams for pod in self._fleet.pods) + sum(self._waiting.values()),
+            "waiting_streams": sum(self._waiting.values()),
+            "tenants": {
+                tenant: {"held": tenant in self._epochs, "lag_entries": self._lag.get(tenant, 0)}
+                for tenant in list(self._tenants)
+            },
+            "pods": {pod.name: {"state": pod.state, "open_streams": pod.open_streams} for pod in self._fleet.pods},
+        }
+
     def turn(self) -> int:
-        """One round: leases, held streams, one batch of each tenant. Returns how many entries were read."""
+        """One round: leases, held streams, one read of all tenants. Returns how many entries were read."""
         self._refresh()
-        epochs = self._hold_leases()
-        for tenant, epoch in epochs.items():
-            self._guarded(tenant, self._holding.serve, tenant, epoch)
-        self._metrics.waiting_streams.set(len(self._holding))
-        if not epochs:
+        self._epochs = self._hold_leases()
+        for tenant, epoch in list(self._epochs.items()):
+            if self._waiting.get(tenant):
+                self._guarded(tenant, self._holding.serve, tenant, epoch)
+        now_s = time.monotonic()
+        served = [tenant for tenant in self._epochs if self._resume_at_s.get(tenant, 0.0) <= now_s]
+        if not served:
             time.sleep(self._block_ms / 1000 / 4)
             return 0
-        batches = self._read(list(epochs))
-        for tenant, entries in batches.items():
-            self._guarded(tenant, self._forward, tenant, epochs[tenant], entries)
-        return sum(len(entries) for entries in batches.values())
+        queues = self._read(served)
+        for tenant, entries in queues.items():
+            self._guarded(tenant, self._forward_all, tenant, entries)
+        return sum(len(entries) for entries in queues.values())
 
     def _guarded(self, tenant: str, action: Callable[..., None], *arguments: Any) -> None:
+        """Keep one tenant's trouble from the others; an outage of Redis is everybody's and goes on up."""
         try:
             action(*arguments)
         except Fenced:
             logger.warning("the lease of tenant %s is another router's", tenant)
             self.leases.drop(tenant)
-            self._served.discard(tenant)
-            self._holding.forget(tenant)
+            self._epochs.pop(tenant, None)
+        except ResponseError as error:
+            self._failures[tenant] = self._failures.get(tenant, 0) + 1
+            self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
+            logger.error("tenant %s pauses for %.0f s: %s", tenant, PAUSE_S, error)
 
     def _refresh(self) -> None:
         now_s = time.monotonic()
@@ -110,75 +145,116 @@ class Forwarder:
         members: Any = self._client.smembers(self._keys.tenants)
         names = sorted(raw.decode("utf-8", "replace") for raw in members)
         bad = [name for name in names if not TENANT_PATTERN.fullmatch(name)]
-        if bad:
+        if bad != self._bad_tenants:
             logger.error("tenants %s are no valid names and are not served", bad)
-        self._tenants = [name for name in names if name not in bad] or [DEFAULT_TENANT]
-        for tenant in self._tenants:
-            self._metrics.lag(tenant, self._length(tenant))
+            self._bad_tenants = bad
+        tenants = [name for name in names if name not in bad] or [DEFAULT_TENANT]
+        for gone in set(self._tenants) - set(tenants):
+            self._metrics.forget_tenant(gone)
+            self._lag.pop(gone, None)
+            self._waiting.pop(gone, None)
+        self._tenants = tenants
+        self._measure()
         self._refresh_at_s = now_s + REFRESH_S
 
-    def _length(self, tenant: str) -> int:
-        try:
-            return int(self._client.xlen(self._keys.ingress(tenant)))
-        except ResponseError as error:
-            logger.error("ingress of tenant %s is no stream: %s", tenant, error)
-            return 0
+    def _measure(self) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for tenant in self._tenants:
+            pipeline.xlen(self._keys.ingress(tenant))
+            pipeline.zcard(held_key(self._keys, tenant))
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        for tenant, lag, waiting in zip(self._tenants, answers[::2], answers[1::2], strict=True):
+            for answer in (lag, waiting):
+                if isinstance(answer, ResponseError):
+                    # One read covers all tenants, so a foreign key type must be kept out of it.
+                    self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
+                    logger.error("tenant %s pauses for %.0f s: a key of its has a foreign type", tenant, PAUSE_S)
+                elif isinstance(answer, Exception):
+                    raise answer
+            self._lag[tenant] = lag if isinstance(lag, int) else 0
+            self._waiting[tenant] = waiting if isinstance(waiting, int) else 0
+            self._metrics.lag(tenant, self._lag[tenant])
+        self._metrics.waiting_streams.set(sum(self._waiting.values()))
 
     def _hold_leases(self) -> dict[str, str]:
         epochs = {}
         for tenant in self._tenants:
-            epoch = self.leases.hold(tenant)
-            if epoch is None:
-                self._served.discard(tenant)
-                self._holding.forget(tenant)
+            try:
+                epoch = self.leases.hold(tenant)
+            except ResponseError as error:
+                logger.error("the lease of tenant %s cannot be taken: %s", tenant, error)
+                self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
                 continue
-            epochs[tenant] = epoch
-            if tenant not in self._served:
-                self._holding.find(tenant)
-                self._served.add(tenant)
+            if epoch is not None:
+                epochs[tenant] = epoch
         return epochs
 
     def _read(self, tenants: list[str]) -> dict[str, list[RawEntry]]:
         by_key = {self._keys.ingress(tenant).encode(): tenant for tenant in tenants}
-        block_ms = min(self._block_ms, int(REFRESH_S * 1000)) if len(self._holding) else self._block_ms
+        waiting = any(self._waiting.get(tenant) for tenant in tenants)
+        block_ms = min(self._block_ms, int(REFRESH_S * 1000)) if waiting else self._block_ms
         answer: Any = self._client.xread(
-            {key.decode(): "0" for key in by_key}, count=settings.MAX_BATCH_ENTRIES, block=block_ms
+            {key.decode(): "0" for key in by_key}, count=self._read_entries, block=block_ms
         )
-        return {by_key[key]: _cut(entries) for key, entries in answer or ()}
+        queues: dict[str, list[RawEntry]] = {by_key[key]: entries for key, entries in answer or ()}
+        if answer is not None and queues:
+            # Big entries are read few at a time: XREAD can be bounded by number only.
+            most = max(_size_bytes(entries) for entries in queues.values())
+            fewer = most > MAX_READ_BYTES
+            wanted = self._read_entries // 4 if fewer else self._read_entries * 2
+            self._read_entries = max(1, min(wanted, settings.MAX_BATCH_ENTRIES))
+        return queues
 
-    def _forward(self, tenant: str, epoch: str, entries: list[RawEntry]) -> None:
+    def _forward_all(self, tenant: str, entries: list[RawEntry]) -> None:
+        """Forward what was read, a batch at a time, until there is no more or it turns out to be stale."""
+        while entries:
+            batch = entries[:1] if self._failures.get(tenant) else _cut(entries)
+            entries = entries[len(batch) :]
+            try:
+                self._forward(tenant, batch)
+            except Stale:
+                # A retry after a lost answer met its own success, or the head was trimmed: read again.
+                return
+            self._failures.pop(tenant, None)
+
+    def _forward(self, tenant: str, entries: list[RawEntry]) -> None:
         started_s = time.perf_counter()
-        verdicts = [judge(fields) for _, fields in entries]
+        verdicts = [self._judge(tenant, fields) for _, fields in entries]
         arguments: list[Any] = [
-            epoch,
+            self._epochs[tenant],
             self._keys.prefix,
             tenant,
             self._retain_ms,
             LIVE_MS,
+            LOG_LIVE_MS,
             settings.MAX_STREAM_BYTES,
+            MAX_HELD_STREAMS,
             settings.MAX_REJECTED,
+            MAX_TOLD_ERRORS,
+            len(entries),
         ]
         for (identifier, _), verdict in zip(entries, verdicts, strict=True):
             arguments += [identifier, *self._told(verdict)]
-        try:
-            answer = self._scripts.call("forward", [self._keys.lease(tenant), self._keys.ingress(tenant)], arguments)
-        except Stale:
-            # A retry after a lost answer met its own success, or the head was trimmed: read again.
-            return
+        answer = self._scripts.call("forward", [self._keys.lease(tenant), self._keys.ingress(tenant)], arguments)
         self._metrics.forward_seconds.observe(time.perf_counter() - started_s)
-        self._metrics.forwarded_entries.inc(int(answer[0]))
-        words = [word.decode() for word in answer[1:]]
-        for word in words:
-            if word in _ERROR_CODES:
-                self._metrics.rejected(word)
-        self._note_opens(tenant, entries, verdicts, held="held" in words)
+        forwarded, assigned, held, _ignored = map(int, answer[:4])
+        self._metrics.forwarded_entries.inc(forwarded)
+        self._metrics.assigned("open", assigned)
+        if held:
+            self._waiting[tenant] = self._waiting.get(tenant, 0) + held
+        for code in answer[4:]:
+            self._metrics.rejected(code.decode())
 
-    def _told(self, verdict: Verdict) -> list[str | int]:
-        pod = self._fleet.choose() if verdict.op == "open" else None
+    def _judge(self, tenant: str, fields: dict[bytes, bytes]) -> Verdict:
+        if self._failures.get(tenant, 0) >= INTERNAL_AFTER_FAILURES:
+            return refused_as_internal(fields)
+        return judge(fields)
+
+    def _told(self, verdict: Verdict) -> list[str]:
+        pod = self._fleet.choose(verdict.model) if verdict.op == "open" and not verdict.code else None
         return [
             verdict.op,
             verdict.stream,
-            verdict.size_bytes,
             verdict.digest,
             pod.name if pod else "",
             pod.incarnation if pod else "",
@@ -187,26 +263,17 @@ class Forwarder:
             verdict.field,
         ]
 
-    def _note_opens(self, tenant: str, entries: list[RawEntry], verdicts: list[Verdict], *, held: bool) -> None:
-        opens = [
-            (identifier, verdict.stream)
-            for (identifier, _), verdict in zip(entries, verdicts, strict=True)
-            if verdict.op == "open"
-        ]
-        if not held:
-            self._metrics.assigned("open", len(opens))
-            return
-        for identifier, stream in opens:
-            if self._client.hget(self._keys.route(tenant, stream), "state") == b"held":
-                self._holding.add(tenant, stream, int(identifier.split(b"-")[0]))
+
+def _size_bytes(entries: list[RawEntry]) -> int:
+    return sum(len(name) + len(value) for _, fields in entries for name, value in fields.items())
 
 
 def _cut(entries: list[RawEntry]) -> list[RawEntry]:
-    """The head of the batch, up to the byte limit; always at least one entry."""
+    """The head of the batch, up to both limits; always at least one entry."""
     size_bytes = 0
     kept: list[RawEntry] = []
-    for entry in entries:
-        size_bytes += sum(len(value) for value in entry[1].values())
+    for entry in entries[: settings.MAX_BATCH_ENTRIES]:
+        size_bytes += _size_bytes([entry])
         if kept and size_bytes > settings.MAX_BATCH_BYTES:
             break
         kept.append(entry)

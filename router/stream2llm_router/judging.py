@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stream2llm.entries import KNOWN_FIELDS, EntryError, Open, parse_entry
+from stream2llm.entries import EntryError, Open, parse_entry
+from stream2llm.errors import ErrorCode
+from stream2llm.keys import STREAM_PATTERN
 
-_KNOWN = {name.encode() for name in KNOWN_FIELDS}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the forwarding script is told of one entry.
 
-    op is empty for a refused entry, whose code, message and field say why; stream is empty if it was unreadable.
-    `digest` is the open's, or the word `open` for an open that was refused, because then its reader must be told.
+    A refused entry has a code; its message and field say why. `op` is known of a refused open too, because then its
+    reader must be told; otherwise it is empty. `stream` is empty if it was unreadable. `digest` and `model` (the one
+    that the params name, if any) are an open's.
     """
 
     op: str
     stream: str
-    size_bytes: int
     digest: str = ""
+    model: str = ""
     code: str = ""
     message: str = ""
     field: str = ""
 
 
 def judge(fields: Mapping[bytes, bytes]) -> Verdict:
-    """The verdict on one raw entry."""
-    size_bytes = sum(len(value) for name, value in fields.items() if name in _KNOWN)
+    """The verdict on one raw entry. Never raises: whatever goes wrong is the entry's fault, or counts as `internal`."""
     try:
         entry = parse_entry(fields)
+        if isinstance(entry, Open):
+            model = entry.params.get("model")
+            return Verdict("open", entry.stream, entry.digest, model if isinstance(model, str) else "")
+        return Verdict(type(entry).__name__.lower(), entry.stream)
     except EntryError as error:
-        opening = "open" if fields.get(b"op") == b"open" else ""
-        return Verdict("", error.stream or "", size_bytes, opening, str(error.code), error.message, error.field or "")
-    digest = entry.digest if isinstance(entry, Open) else ""
-    return Verdict(type(entry).__name__.lower(), entry.stream, size_bytes, digest)
+        return _refused(fields, error.stream or "", error.code, error.message, error.field or "")
+    except Exception:
+        # A mistake of ours must cost one entry and not the queue behind it.
+        logger.exception("an entry could not be judged")
+        return refused_as_internal(fields)
+
+
+def refused_as_internal(fields: Mapping[bytes, bytes]) -> Verdict:
+    """The verdict on an entry that this router cannot handle."""
+    stream = fields.get(b"stream", b"")[:200].decode("ascii", "replace")
+    readable = stream if STREAM_PATTERN.fullmatch(stream) else ""
+    return _refused(fields, readable, ErrorCode.INTERNAL, "the router cannot handle this entry", "")
+
+
+def _refused(fields: Mapping[bytes, bytes], stream: str, code: ErrorCode, message: str, field: str) -> Verdict:
+    op = "open" if fields.get(b"op") == b"open" else ""
+    return Verdict(op, stream, code=str(code), message=message, field=field)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stream2llm.errors import ErrorCode
@@ -47,6 +49,11 @@ class RouterMetrics:
 
     def rejected(self, code: str, count: int = 1) -> None:
         self._rejected.labels(**self._own, code=code).inc(count)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """A tenant that is not served any more has no lag."""
+        with contextlib.suppress(KeyError):
+            self._lag.remove(*self._own.values(), tenant)
 
     def lag(self, tenant: str, entries: int) -> None:
         self._lag.labels(**self._own, tenant=tenant).set(entries)

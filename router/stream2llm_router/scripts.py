@@ -21,11 +21,15 @@ class Ended(Exception):
     """The stream has ended meanwhile."""
 
 
-_OUTCOMES: dict[str, type[Exception]] = {"FENCED": Fenced, "STALE": Stale, "ENDED": Ended}
+class Gone(Exception):
+    """The pod's incarnation is not there any more."""
+
+
+_OUTCOMES: dict[str, type[Exception]] = {"FENCED": Fenced, "STALE": Stale, "ENDED": Ended, "GONE": Gone}
 
 
 class Scripts:
-    """Calls the scripts by name. Raises Fenced, Stale or Ended for their answers."""
+    """Calls the scripts by name. Raises Fenced, Stale, Ended or Gone for their answers."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client

@@ -16,6 +16,9 @@ def make_server(
     """A server for GET /health, /status.json and /metrics; OSError if the address cannot be bound."""
 
     class Handler(BaseHTTPRequestHandler):
+        # A client that connects and says nothing must not keep a thread.
+        timeout = 10
+
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
             if path == "/health":
