@@ -1,0 +1,1 @@
+"""`stream2llm demo`: the whole pool on one machine."""

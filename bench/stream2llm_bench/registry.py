@@ -1,0 +1,24 @@
+"""The benches by name. A module is imported only when its bench runs: some of them load vLLM."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from stream2llm_bench.reporting import Bench
+
+BENCHES = {
+    "ttft": (
+        "stream2llm_bench.ttft:BENCH",
+        "time to first token: streaming, waiting, and vLLM's own streaming input",
+    ),
+    "plan": ("stream2llm_bench.plan:BENCH", "time of a scheduling step beside stock vLLM's"),
+    "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
+}
+"""Name → (module:attribute, what it measures)."""
+
+
+def load(name: str) -> Bench:
+    """The bench called `name`. Raises KeyError for an unknown name, ImportError if its packages are missing."""
+    module, attribute = BENCHES[name][0].split(":")
+    return cast(Bench, getattr(import_module(module), attribute))
