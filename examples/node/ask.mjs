@@ -1,57 +1,17 @@
-// A question whose context arrives in pieces, in plain Node.js: no package, RESP over a socket.
+// A question whose context arrives in pieces, in plain Node.js 20: no package, Redis' protocol over a socket.
 //
 //   node examples/node/ask.mjs "What is a KV block?" page1.txt page2.txt
 //
-// Environment: REDIS_HOST (127.0.0.1), REDIS_PORT (6379), POOL (default/default), TENANT (default).
+// Environment: REDIS_URL (redis://127.0.0.1:6379), POOL (default/default), TENANT (default).
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { connect } from "node:net";
 
-const pool = process.env.POOL ?? "default/default";
-const tenant = process.env.TENANT ?? "default";
-const socket = connect(Number(process.env.REDIS_PORT ?? 6379), process.env.REDIS_HOST ?? "127.0.0.1");
-
-let received = Buffer.alloc(0);
+const url = new URL(process.env.REDIS_URL ?? "redis://127.0.0.1:6379");
+const fail = (message) => (console.error(message), process.exit(1));
+const socket = connect(Number(url.port || 6379), url.hostname);
 const waiting = [];
-
-// One RESP value from `received` at `at`: [value, position behind it], or null while it is incomplete.
-function parse(at) {
-  const end = received.indexOf("\r\n", at);
-  if (end < 0) return null;
-  const kind = String.fromCharCode(received[at]);
-  const head = received.toString("utf8", at + 1, end);
-  if (kind === "+" || kind === ":") return [head, end + 2];
-  if (kind === "-") return [new Error(head), end + 2];
-  const length = Number(head);
-  if (length < 0) return [null, end + 2];
-  if (kind === "$") {
-    const stop = end + 2 + length;
-    return received.length < stop + 2 ? null : [received.toString("utf8", end + 2, stop), stop + 2];
-  }
-  const items = [];
-  let position = end + 2;
-  for (let i = 0; i < length; i++) {
-    const item = parse(position);
-    if (item === null) return null;
-    items.push(item[0]);
-    position = item[1];
-  }
-  return [items, position];
-}
-
-socket.on("data", (data) => {
-  received = Buffer.concat([received, data]);
-  for (let found = parse(0); found !== null && waiting.length; found = parse(0)) {
-    received = received.subarray(found[1]);
-    const { resolve, reject } = waiting.shift();
-    found[0] instanceof Error ? reject(found[0]) : resolve(found[0]);
-    if (!received.length) break;
-  }
-});
-socket.on("error", (error) => {
-  console.error(`Redis: ${error.message}`);
-  process.exit(1);
-});
+let received = Buffer.alloc(0);
 
 function redis(...words) {
   const parts = words.map((word) => `$${Buffer.byteLength(word)}\r\n${word}\r\n`);
@@ -59,19 +19,52 @@ function redis(...words) {
   return new Promise((resolve, reject) => waiting.push({ resolve, reject }));
 }
 
-const [question, ...pages] = process.argv.slice(2);
-if (!question) {
-  console.error("usage: ask.mjs QUESTION [PAGE...]");
-  process.exit(2);
+// The answer that begins at `at`: [value, where the next one begins], or null if it has not come wholly.
+function parse(at) {
+  const end = received.indexOf("\r\n", at);
+  if (end < 0) return null;
+  const kind = String.fromCharCode(received[at]);
+  const head = received.toString("utf8", at + 1, end);
+  if (kind === "-") return [new Error(head), end + 2];
+  if (kind === "+" || kind === ":") return [head, end + 2];
+  if (Number(head) < 0) return [null, end + 2];
+  if (kind === "$") {
+    const stop = end + 2 + Number(head);
+    return received.length < stop + 2 ? null : [received.toString("utf8", end + 2, stop), stop + 2];
+  }
+  const items = [];
+  let next = end + 2;
+  while (items.length < Number(head)) {
+    const item = parse(next);
+    if (item === null) return null;
+    items.push(item[0]);
+    next = item[1];
+  }
+  return [items, next];
 }
-const stream = randomUUID();
-const ingress = `s2l:{${pool}}:ingress:${tenant}`;
-const reply = `s2l:{${pool}}:reply:${tenant}:${stream}`;
-const send = (op, fields = {}) => redis("XADD", ingress, "*", "stream", stream, "op", op, ...Object.entries(fields).flat());
 
-const content = `Answer from the context.\n\n{context}\n\nQuestion: ${question}`;
+socket.on("error", (error) => fail(`Redis: ${error.message}`));
+socket.on("close", () => fail("Redis: the connection was closed"));
+socket.on("data", (data) => {
+  received = Buffer.concat([received, data]);
+  for (let answer = parse(0); answer !== null; answer = parse(0)) {
+    received = received.subarray(answer[1]);
+    const { resolve, reject } = waiting.shift();
+    answer[0] instanceof Error ? reject(answer[0]) : resolve(answer[0]);
+  }
+});
+
+const [question, ...pages] = process.argv.slice(2);
+if (question === undefined) fail("usage: ask.mjs QUESTION [PAGE...]");
+const tenant = process.env.TENANT ?? "default";
+const prefix = `s2l:{${process.env.POOL ?? "default/default"}}`;
+const stream = randomUUID();
+const send = (op, fields = {}) =>
+  redis("XADD", `${prefix}:ingress:${tenant}`, "*", "stream", stream, "op", op, ...Object.entries(fields).flat());
+
+if (url.password) await redis("AUTH", url.username || "default", decodeURIComponent(url.password));
 await send("open", {
-  messages: JSON.stringify([{ role: "user", content }]),
+  messages: JSON.stringify([{ role: "user", content: `Answer from the context.\n\n{context}\n\nQuestion: ${question}` }]),
   params: JSON.stringify({ max_tokens: 64, temperature: 0 }),
 });
 for (const [number, page] of pages.entries()) {
@@ -80,18 +73,17 @@ for (const [number, page] of pages.entries()) {
 await send("finish");
 
 for (let last = "0"; ; ) {
-  const answer = await redis("XREAD", "BLOCK", "10000", "STREAMS", reply, last);
-  if (answer === null) {
-    console.error("nothing came back for 10 s");
-    process.exit(1);
-  }
-  for (const [id, fields] of answer[0][1]) {
+  const answer = await redis("XREAD", "BLOCK", "60000", "STREAMS", `${prefix}:reply:${tenant}:${stream}`, last);
+  if (answer === null) fail("no event for 60 s: are a router and a pod running?");
+  for (const [id, [, event, , json]] of answer[0][1]) {
     last = id;
-    const event = fields[fields.indexOf("event") + 1];
-    const data = JSON.parse(fields[fields.indexOf("data") + 1]);
+    const data = JSON.parse(json);
     if (event === "token") process.stdout.write(data.text);
-    if (event === "error") console.error(`\n${data.code}: ${data.message}`);
-    if (event === "done") console.log(`\n(${data.usage.prompt_tokens} prompt tokens, ttft ${data.timings.ttft_ms} ms)`);
-    if (event === "done" || (event === "error" && data.terminal)) process.exit(event === "done" ? 0 : 1);
+    if (event === "error") console.error(`${data.code}: ${data.message}`);
+    if (event === "error" && data.terminal) process.exit(1);
+    if (event === "done") {
+      console.log(`\n(${data.usage.prompt_tokens} prompt tokens, ttft ${data.timings.ttft_ms} ms)`);
+      process.exit(0);
+    }
   }
 }

@@ -3,45 +3,67 @@
 #
 #   examples/redis-cli/ask.sh "What is a KV block?" page1.txt page2.txt
 #
-# Environment: REDIS_CLI (redis-cli), REDIS_ARGS ("-h HOST -p PORT"), POOL (default/default), TENANT (default).
-set -eu
-cli="${REDIS_CLI:-redis-cli} ${REDIS_ARGS:-}"
+# Environment: REDIS_URL (redis://127.0.0.1:6379), REDISCLI_AUTH (the password, if there is one),
+# POOL (default/default), TENANT (default), REDIS_CLI (redis-cli; valkey-cli will do).
+set -euf
+[ $# -ge 1 ] || { echo "usage: ask.sh QUESTION [PAGE...]" >&2; exit 2; }
+
+# -e: an error of the server is an error of the command.
+redis() { "${REDIS_CLI:-redis-cli}" -u "${REDIS_URL:-redis://127.0.0.1:6379}" -e "$@"; }
+send() { answer=$(redis "$@") || { printf '%s\n' "$answer" >&2; exit 1; }; }
+
+# The text in the JSON of a token event, with JSON's escapes undone.
+text() {
+    awk '{
+        match($0, /"text":"([^"\\]|\\.)*"/)
+        rest = substr($0, RSTART + 8, RLENGTH - 9)
+        while (match(rest, /\\./)) {
+            char = substr(rest, RSTART + 1, 1)
+            printf "%s", substr(rest, 1, RSTART - 1)
+            if (char == "n") printf "\n"
+            else if (char == "t") printf "\t"
+            else if (char !~ /[bfru]/) printf "%s", char
+            rest = substr(rest, RSTART + (char == "u" ? 6 : 2))
+        }
+        printf "%s", rest
+    }'
+}
+
 prefix="s2l:{${POOL:-default/default}}"
-tenant=${TENANT:-default}
 stream="shell-$$-$(date +%s)"
-ingress="$prefix:ingress:$tenant"
-reply="$prefix:reply:$tenant:$stream"
+ingress="$prefix:ingress:${TENANT:-default}"
+reply="$prefix:reply:${TENANT:-default}:$stream"
 
-question=$1
+# `messages` is JSON, so a question with quotes would need escaping; `prompt` is plain text and needs none.
+prompt=$(printf 'Answer from the context.\n\n{context}\n\nQuestion: %s\nAnswer:' "$1")
 shift
-# A question with quotes or backslashes would need JSON escaping; `prompt` is plain text and needs none.
-prompt=$(printf 'Answer from the context.\n\n{context}\n\nQuestion: %s\nAnswer:' "$question")
-
-$cli XADD "$ingress" '*' stream "$stream" op open prompt "$prompt" params '{"max_tokens": 64, "temperature": 0}' >/dev/null
+send XADD "$ingress" '*' stream "$stream" op open prompt "$prompt" params '{"max_tokens": 64, "temperature": 0}'
 number=0
 for page in "$@"; do
     # -x reads the last argument from standard input, so a page may hold anything.
-    $cli -x XADD "$ingress" '*' stream "$stream" op append chunk "page-$number" text <"$page" >/dev/null
+    send -x XADD "$ingress" '*' stream "$stream" op append chunk "page-$number" text <"$page"
     number=$((number + 1))
 done
-$cli XADD "$ingress" '*' stream "$stream" op finish >/dev/null
+send XADD "$ingress" '*' stream "$stream" op finish
 
-# Read the reply from where the last answer stopped, until its terminal event.
+# Read events, each from where the last one was, up to the terminal one.
 last=0
+newline='
+'
 while :; do
-    $cli --json XREAD COUNT 1 BLOCK 10000 STREAMS "$reply" "$last" >"${TMPDIR:-/tmp}/$stream.json"
-    id=$(sed -n 's/.*\[\["\([0-9]*-[0-9]*\)".*/\1/p' "${TMPDIR:-/tmp}/$stream.json")
-    if [ -z "$id" ]; then
-        echo "nothing came back for 10 s" >&2
-        rm -f "${TMPDIR:-/tmp}/$stream.json"
-        exit 1
-    fi
-    cat "${TMPDIR:-/tmp}/$stream.json"
-    last=$id
-    if grep -q -e '"event","done"' -e '\\"terminal\\":true' "${TMPDIR:-/tmp}/$stream.json"; then
-        break
-    fi
+    event=$(redis XREAD COUNT 1 BLOCK 60000 STREAMS "$reply" "$last")
+    [ -n "$event" ] || { echo "no event for 60 s: are a router and a pod running?" >&2; exit 1; }
+    # redis-cli prints a value a line: the key, the event's id, "event", its kind, "data", its JSON.
+    IFS=$newline
+    # shellcheck disable=SC2086
+    set -- $event
+    unset IFS
+    last=$2
+    case $4 in
+        token) printf '%s\n' "$6" | text ;;
+        done) printf '\n'; printf '%s\n' "$6" >&2; exit 0 ;;
+        error)
+            printf '%s\n' "$6" >&2
+            case $6 in *'"terminal":true'*) exit 1 ;; esac ;;
+    esac
 done
-grep -q '"event","done"' "${TMPDIR:-/tmp}/$stream.json" && status=0 || status=1
-rm -f "${TMPDIR:-/tmp}/$stream.json"
-exit $status

@@ -16,7 +16,7 @@ import pytest
 
 from stream2llm import Done, Token
 from stream2llm.entries import Entry, Finish, Open, parse_entry
-from stream2llm.events import encode
+from stream2llm.events import ErrorEvent, Event, encode
 from stream2llm.keys import PoolKeys
 
 pytestmark = pytest.mark.redis
@@ -26,7 +26,9 @@ ANSWER = (Token(0, "Because ", (1,)), Token(1, "\u00fc.", (2,)), Done("stop", {"
 
 
 @contextmanager
-def pool(server: Any) -> Iterator[list[Entry]]:
+def pool(
+    server: Any, keys: PoolKeys = KEYS, tenant: str = "default", answer: tuple[Event, ...] = ANSWER
+) -> Iterator[list[Entry]]:
     """Reads ingress as a router would, and answers each stream when it is finished."""
     seen: list[Entry] = []
     stop = threading.Event()
@@ -35,14 +37,14 @@ def pool(server: Any) -> Iterator[list[Entry]]:
         last = "0"
         with server.client() as client:
             while not stop.is_set():
-                for _, entries in client.xread({KEYS.ingress("default"): last}, block=50) or ():
+                for _, entries in client.xread({keys.ingress(tenant): last}, block=50) or ():
                     for entry_id, fields in entries:
                         last = entry_id
                         entry = parse_entry(fields)
                         seen.append(entry)
                         if isinstance(entry, Finish):
-                            for event in ANSWER:
-                                client.xadd(KEYS.reply("default", entry.stream), encode(event))
+                            for event in answer:
+                                client.xadd(keys.reply(tenant, entry.stream), encode(event))
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -56,9 +58,7 @@ def pool(server: Any) -> Iterator[list[Entry]]:
 def run(server: Any, command: list[str], **environment: str) -> str:
     env = {
         **os.environ,
-        "STREAM2LLM_REDIS": server.url,
-        "REDIS_PORT": str(server.port),
-        "REDIS_ARGS": f"-p {server.port}",
+        "REDIS_URL": server.url,
         **environment,
     }
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
@@ -106,3 +106,63 @@ def test_python(server: Any, example: str, expected: list[str]) -> None:
         output = run(server, [sys.executable, str(ROOT / f"examples/python/{example}.py")])
     assert kinds(seen) == expected
     assert output == "Because \u00fc.\n"
+
+
+COMMANDS = {
+    "redis-cli/ask.sh": "redis-cli",
+    "node/ask.mjs": "node",
+    "python/append.py": sys.executable,
+    "python/update.py": sys.executable,
+}
+
+
+def start(server: Any, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run an example as its page says; skips where its program is not installed."""
+    if shutil.which(COMMANDS[name]) is None:
+        pytest.skip(f"{COMMANDS[name]} is not installed")
+    first = [] if name.endswith(".sh") else [COMMANDS[name]]
+    command = [*first, str(ROOT / "examples" / name), *arguments]
+    environment = {**os.environ, "REDIS_URL": server.url, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=60)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_pool_and_tenant_are_chosen_and_any_text_arrives(server: Any, name: str) -> None:
+    pieces = ('"', 'quoted" \\ ', "\\n", "a\nb\t", "\u00e4\u20ac\U0001f600", "/%s%%", "\u0001 end")
+    tokens = [Token(index, piece, (index,)) for index, piece in enumerate(pieces)]
+    left_out = ErrorEvent("unknown_item", "no such item", "context", False, "1-0")
+    answer = (left_out, *tokens, Done("stop", {"prompt_tokens": 9}, {"ttft_ms": 5}))
+    with pool(server, PoolKeys("ns/examples"), "acme", answer) as seen:
+        done = start(server, name, POOL="ns/examples", TENANT="acme")
+    if name.endswith((".sh", ".mjs")):
+        assert done.returncode != 0
+        assert "usage" in done.stderr
+        with pool(server, PoolKeys("ns/examples"), "acme", answer) as seen:
+            done = start(server, name, "Why?", POOL="ns/examples", TENANT="acme")
+        assert "no such item" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert kinds(seen)[0] == "Open"
+    assert kinds(seen)[-1] == "Finish"
+    expected = "".join(pieces)
+    # A shell has no use for control characters but blanks.
+    assert done.stdout.startswith(expected.replace("\x01", "") if name.endswith(".sh") else expected)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_terminal_error_is_told_and_is_the_exit_status(redis_server: Any, name: str) -> None:
+    with pool(redis_server, answer=(Token(0, "half", (1,)), ErrorEvent("deadline", "the deadline has passed"))):
+        done = start(redis_server, name, *([] if name.endswith(".py") else ["Why?"]))
+    assert done.returncode == 1
+    assert "the deadline has passed" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_error_of_the_server_is_told(redis_server: Any, name: str) -> None:
+    with redis_server.client() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            done = start(redis_server, name, *([] if name.endswith(".py") else ["Why?"]))
+        finally:
+            client.config_set("maxmemory", 0)
+    assert done.returncode != 0
+    assert "maxmemory" in done.stderr
