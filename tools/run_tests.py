@@ -150,9 +150,9 @@ def closing_lines(results: Sequence[Result], seconds: float) -> str:
     total: dict[str, int] = {}
     rows = [f"{'part':<12}{'minutes':>8}  result"]
     for result in results:
-        figures = ", ".join(f"{number} {word}" for word, number in result.counts.items()) or "no tests in it"
-        verdict = "ok" if result.passed else "FAILED"
-        rows.append(f"{result.part.name:<12}{result.seconds / 60:>8.1f}  {verdict} ({figures})")
+        figures = [f"{number} {word}" for word, number in result.counts.items()]
+        verdict = ", ".join(["ok" if result.passed else "FAILED", *figures])
+        rows.append(f"{result.part.name:<12}{result.seconds / 60:>8.1f}  {verdict}")
         for word, number in result.counts.items():
             total[word] = total.get(word, 0) + number
     broken = [result.part.name for result in results if not result.passed]
