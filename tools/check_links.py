@@ -8,6 +8,7 @@ from pathlib import Path
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
 
 
 def anchors(markdown: str) -> set[str]:
@@ -22,7 +23,7 @@ def anchors(markdown: str) -> set[str]:
 def broken(page: Path) -> list[str]:
     """The links of one page that lead nowhere."""
     found = []
-    for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+    for match in LINK.finditer(CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))):
         link = match.group(1) or match.group(2)
         if re.match(r"[a-z]+:", link):
             continue

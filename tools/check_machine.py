@@ -65,7 +65,9 @@ def notes() -> list[str]:
     if shutil.which("node") is None:
         found.append("node is missing (apt-get install nodejs): the test of the Node.js example will be skipped.")
     if shutil.which("g++") is None:
-        found.append("g++ is missing (apt-get install g++): vLLM runs models without compiling them, somewhat slower.")
+        found.append(
+            "g++ is missing (apt-get install g++): without it `stream2llm serve` needs --enforce-eager on a CPU."
+        )
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if memory_gib < MEMORY_WANTED_GIB:
         found.append(f"{memory_gib:.1f} GiB of memory: the demo and the engine tests want {MEMORY_WANTED_GIB}.")
