@@ -108,3 +108,15 @@ def server(request: pytest.FixtureRequest) -> Server:
     with chosen.client() as client:
         client.flushall()
     return chosen
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """Each of both servers in turn, for one test alone, which may restart it."""
+    binary = valkey_binary() if request.param == "valkey" else shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with running(binary, folder) as server:
+        yield server
