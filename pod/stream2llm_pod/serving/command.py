@@ -176,7 +176,7 @@ def check_redis(url: str, password_file: str | None) -> None:
             client.close()
     except redis.exceptions.AuthenticationError as error:
         raise CannotServe(f"Redis at {url} refuses the password: {error}") from error
-    except OSError as error:
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         raise CannotServe(f"Redis cannot be reached at {url}: {error}") from error
     except RedisError as error:
         raise CannotServe(f"Redis cannot be used at {url}: {error}") from error

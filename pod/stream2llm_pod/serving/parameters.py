@@ -135,9 +135,10 @@ def parse_parameters(params: dict[str, Any], limits: Limits, *, messages: list[A
         request: ChatCompletionRequest | CompletionRequest
         if messages is not None:
             request = ChatCompletionRequest.model_validate({**chosen, "messages": messages, "stream": True})
-            asked = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+            # Not by attribute: vLLM warns of every read of the deprecated name.
+            asked = request.max_completion_tokens if "max_completion_tokens" in chosen else vars(request)["max_tokens"]
         else:
-            request = CompletionRequest.model_validate({**chosen, "prompt": "", "stream": True})
+            request = CompletionRequest.model_validate({**chosen, "prompt": "?", "stream": True})
             asked = request.max_tokens
         if asked is not None and not 1 <= asked <= limits.max_model_len:
             raise ParametersError(
@@ -150,14 +151,12 @@ def parse_parameters(params: dict[str, Any], limits: Limits, *, messages: list[A
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][:1]) or _named_in(str(first["msg"]), chosen)
         value = f", not {first['input']!r}" if name and isinstance(first["input"], int | float | str) else ""
-        raise ParametersError(
-            ErrorCode.MALFORMED if name == "messages" else ErrorCode.INVALID_PARAMS,
-            f"{name or 'params'}: {first['msg']}{value}",
-            "messages" if name == "messages" else f"params.{name}" if name else "params",
-        ) from error
+        code = ErrorCode.MALFORMED if name == "messages" else ErrorCode.INVALID_PARAMS
+        field = name if name == "messages" else f"params.{name}" if name else "params"
+        raise ParametersError(code, f"{name or 'params'}: {first['msg']}{value}", field) from error
     except VLLMValidationError as error:
-        field = f"params.{error.parameter}" if error.parameter else "params"
-        raise ParametersError(ErrorCode.INVALID_PARAMS, str(error), field) from error
+        named = error.parameter or _named_in(str(error), chosen)
+        raise ParametersError(ErrorCode.INVALID_PARAMS, str(error), f"params.{named}" if named else "params") from error
     except ParametersError:
         raise
     except (ValueError, TypeError) as error:
@@ -200,7 +199,9 @@ def _max_tokens(asked: int | None, limits: Limits) -> int:
 
 
 def _named_in(message: str, chosen: dict[str, Any]) -> str | None:
-    return next((name for name in sorted(chosen, key=len, reverse=True) if name in message), None)
+    """The parameter that an error message of vLLM is about: the first one it names."""
+    named = [(message.find(name), -len(name), name) for name in chosen if name in message]
+    return min(named)[2] if named else None
 
 
 def _short(value: Any) -> str:

@@ -1,0 +1,185 @@
+"""The reply, heartbeat and retire scripts and their writers against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from stream2llm.keys import PoolKeys
+from stream2llm_pod.serving import scripts
+from stream2llm_pod.serving.clocks import RedisClock
+from stream2llm_pod.serving.heartbeats import Capacity, Heartbeats, Identity, Load
+from stream2llm_pod.serving.replies import Reply, ReplyEvent, ReplyWriter
+
+pytestmark = pytest.mark.redis
+KEYS = PoolKeys()
+NAMES = (KEYS.route("t", "s"), KEYS.reply("t", "s"), KEYS.entries("t", "s"))
+TOKEN, DONE = ("token", "{}", 0), ("done", "{}", 1, -1, 0)
+
+
+def reply(client: redis.Redis, attempt: int, *events: tuple[Any, ...], maxlen: int = 1000) -> Any:
+    arguments = [argument for event in events for argument in event]
+    return client.eval(scripts.load("reply").source, 3, *NAMES, attempt, 5000, 60_000, maxlen, *arguments)
+
+
+@pytest.fixture
+def client(server: Any) -> redis.Redis:
+    client: redis.Redis = server.client()
+    client.hset(NAMES[0], mapping={"state": "open", "attempt": 1, "seq": 3, "digest": "d"})
+    client.pexpire(NAMES[0], 10_000)
+    client.xadd(NAMES[2], {"op": "open"})
+    return client
+
+
+def written(client: redis.Redis) -> list[str]:
+    return [fields[b"event"].decode() for _, fields in client.xrange(NAMES[1])]
+
+
+def test_events_in_order_and_the_end(client: redis.Redis) -> None:
+    assert reply(client, 1, ("accepted", "{}", 0, -1, 0)) == 1
+    assert client.pttl(NAMES[0]) > 50_000
+    assert client.pttl(NAMES[1]) > 50_000
+    assert reply(client, 1, (*TOKEN, 0, 1), (*TOKEN, 1, 3), DONE) == 3
+    assert written(client) == ["accepted", "token", "token", "done"]
+    route = client.hgetall(NAMES[0])
+    assert (route[b"state"], route[b"next_token"], route[b"digest"]) == (b"ended", b"4", b"d")
+    assert not client.exists(NAMES[2])
+    assert 0 < client.pttl(NAMES[0]) <= 5000
+    assert 0 < client.pttl(NAMES[1]) <= 5000
+
+
+def test_first_terminal_event_wins(client: redis.Redis) -> None:
+    reply(client, 1, DONE)
+    with pytest.raises(redis.ResponseError, match="ENDED"):
+        reply(client, 1, ("error", "{}", 1, -1, 0))
+    assert written(client) == ["done"]
+
+
+def test_nothing_is_written_after_a_terminal_event_of_the_same_batch(client: redis.Redis) -> None:
+    assert reply(client, 1, DONE, (*TOKEN, 0, 1)) == 1
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_other_attempts_are_fenced(client: redis.Redis, attempt: int) -> None:
+    with pytest.raises(redis.ResponseError, match="FENCED"):
+        reply(client, attempt, (*TOKEN, 0, 1))
+    assert written(client) == []
+
+
+def test_a_route_that_is_gone_fences_and_stays_gone(client: redis.Redis) -> None:
+    client.delete(NAMES[0])
+    with pytest.raises(redis.ResponseError, match="FENCED"):
+        reply(client, 1, (*TOKEN, 0, 1))
+    assert not client.exists(*NAMES[:2])
+
+
+def test_repeated_tokens_are_skipped_and_gaps_refused(client: redis.Redis) -> None:
+    reply(client, 1, (*TOKEN, 0, 2), (*TOKEN, 2, 1))
+    assert reply(client, 1, (*TOKEN, 0, 2), (*TOKEN, 2, 1), (*TOKEN, 3, 1)) == 1
+    with pytest.raises(redis.ResponseError, match="GAP 4"):
+        reply(client, 1, (*TOKEN, 5, 1))
+    assert len(written(client)) == 3
+
+
+def run(server: Any, body: Callable[[redis.asyncio.Redis], Awaitable[None]]) -> None:
+    async def inner() -> None:
+        connection: redis.asyncio.Redis = redis.asyncio.Redis(port=server.port, protocol=2)
+        try:
+            async with asyncio.timeout(30):
+                await body(connection)
+        finally:
+            await connection.aclose()
+
+    asyncio.run(inner())
+
+
+def test_writer_loads_its_script_and_survives_a_restart(server: Any, client: redis.Redis) -> None:
+    async def body(connection: redis.asyncio.Redis) -> None:
+        writer = ReplyWriter(connection, KEYS, retain_ms=5000, max_events=1000)
+        task = asyncio.create_task(writer.run())
+        lost: list[int] = []
+        one = Reply("t", "s", 1, 60_000, lambda: lost.append(1))
+        for i in range(300):
+            writer.send(one, ReplyEvent("token", "{}", first_token=i, tokens=1))
+        await writer.drained()
+        await asyncio.to_thread(server.restart)
+        for i in range(300, 500):
+            writer.send(one, ReplyEvent("token", "{}", first_token=i, tokens=1))
+        writer.send(one, ReplyEvent("done", "{}", terminal=True))
+        writer.send(one, ReplyEvent("error", "{}", terminal=True))
+        await writer.drained()
+        assert one.closed.is_set()
+        assert lost == []
+        task.cancel()
+
+    run(server, body)
+    assert written(client)[-2:] == ["token", "done"]
+    assert client.hget(NAMES[0], "next_token") == b"500"
+
+
+def test_writer_drops_a_fenced_reply_and_goes_on_with_others(server: Any, client: redis.Redis) -> None:
+    client.hset(KEYS.route("t", "other"), mapping={"state": "open", "attempt": 1})
+
+    async def body(connection: redis.asyncio.Redis) -> None:
+        writer = ReplyWriter(connection, KEYS, retain_ms=5000, max_events=1000)
+        task = asyncio.create_task(writer.run())
+        lost: list[str] = []
+        fenced = Reply("t", "s", 9, 60_000, lambda: lost.append("s"))
+        fine = Reply("t", "other", 1, 60_000, lambda: lost.append("other"))
+        for one in (fenced, fine):
+            writer.send(one, ReplyEvent("accepted", "{}"))
+            writer.send(one, ReplyEvent("done", "{}", terminal=True))
+        await writer.drained()
+        assert lost == ["s"]
+        task.cancel()
+
+    run(server, body)
+    assert written(client) == []
+    assert client.xlen(KEYS.reply("t", "other")) == 2
+
+
+def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
+    identity = Identity("p", "abc", "f", ("m",), 100, Capacity(8, 1000))
+    state = "ready"
+
+    async def body(connection: redis.asyncio.Redis) -> None:
+        nonlocal state
+        clock = RedisClock(monotonic=lambda: 5.0, wall=lambda: 0.0)
+        beats = Heartbeats(connection, KEYS, identity, clock, lambda: state, lambda: Load(2, 30, 0.25))
+        await beats.beat()
+        beat = json.loads(client.hget(KEYS.pods, "p") or b"")
+        seconds, _ = client.time()
+        assert abs(beat.pop("time_ms") - seconds * 1000) < 5000
+        assert abs(clock.now_ms() - seconds * 1000) < 5000
+        assert beat == {
+            "incarnation": "abc",
+            "protocol": 1,
+            "fingerprint": "f",
+            "state": "ready",
+            "models": ["m"],
+            "max_model_len": 100,
+            "capacity": {"max_open_streams": 8, "kv_tokens": 1000},
+            "load": {"open_streams": 2, "backlog_tokens": 30, "kv_usage": 0.25},
+            "prefill_tokens_per_s": None,
+        }
+        state = "draining"
+        client.xadd(KEYS.log("p", "abc"), {"op": "adopt"})
+        await beats.beat()
+        assert json.loads(client.hget(KEYS.pods, "p") or b"")["state"] == "draining"
+        assert client.pttl(KEYS.log("p", "abc")) > 0
+        await beats.retire()
+        assert not client.exists(KEYS.pods, KEYS.log("p", "abc"))
+
+    run(server, body)
+
+
+def test_retire_leaves_a_newer_incarnation_alone(server: Any, client: redis.Redis) -> None:
+    client.hset(KEYS.pods, "p", '{"incarnation":"newer"}')
+    assert client.eval(scripts.load("retire").source, 2, KEYS.pods, KEYS.log("p", "abc"), "p", "abc") == 0
+    assert client.hexists(KEYS.pods, "p")
