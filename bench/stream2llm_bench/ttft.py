@@ -140,11 +140,11 @@ def draw(measured: dict[str, Series], path: Path) -> None:
     colours = ("#1b6ca8", "#c05621", "#6b7280")
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 3.4), sharey=True)
     for panel, title, pick in (
-        (panels[0], "what the asker waits, from the start of the retrieval", lambda s: s.asker_s),
-        (panels[1], "after the finish", lambda s: s.ttft_s),
+        (panels[0], "what the asker waits, from the start of the retrieval", "asker_s"),
+        (panels[1], "after the finish", "ttft_s"),
     ):
         for row, (way, colour) in enumerate(zip(WAYS, colours, strict=True)):
-            values = pick(measured[way])
+            values = getattr(measured[way], pick)
             median = statistics.median(values)
             panel.barh(row, median, color=colour, alpha=0.35, height=0.62)
             panel.scatter(values, [row] * len(values), s=16, color=colour, zorder=3)
@@ -157,7 +157,7 @@ def draw(measured: dict[str, Series], path: Path) -> None:
                 fontsize=10,
             )
         panel.set_yticks(range(len(WAYS)), WAYS)
-        panel.set_xlim(0, 1.18 * max(max(pick(measured[way])) for way in WAYS))
+        panel.set_xlim(0, 1.18 * max(max(getattr(measured[way], pick)) for way in WAYS))
         panel.set_xlabel("seconds to the first token")
         panel.set_title(title, fontsize=11)
         panel.spines[["top", "right"]].set_visible(False)

@@ -51,6 +51,32 @@ def test_choice(pods: list[Pod], recent: dict[str, int], chosen: str | None) -> 
     assert (found and found.name) == chosen
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b'{"incarnation": 1}', json.dumps({"load": 3}).encode()])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{}", b"\xff", b'{"incarnation": 1}', json.dumps({"load": 3}).encode(), b"[" * 50_000]
+)
 def test_unreadable_heartbeats_are_no_pods(raw: bytes) -> None:
     assert parse_heartbeat("a", raw) is None
+
+
+def test_a_named_model_decides_before_the_load() -> None:
+    pods = [pod("a"), pod("b", models=frozenset({"tuned"}), backlog_tokens=900)]
+    assert (found := choose_pod(pods, NOW_MS, {}, model="tuned"))
+    assert found.name == "b"
+    assert (found := choose_pod(pods, NOW_MS, {}, model="other"))
+    assert found.name == "a"
+
+
+@pytest.mark.parametrize("rate", [None, 0, -5, "NaN", "Infinity"])
+def test_an_impossible_rate_counts_as_unknown(rate: object) -> None:
+    beat = {
+        "incarnation": "x",
+        "protocol": 1,
+        "state": "ready",
+        "capacity": {"max_open_streams": 1},
+        "load": {"open_streams": 0, "backlog_tokens": 7, "kv_usage": 0},
+        "prefill_tokens_per_s": rate,
+        "time_ms": 1,
+    }
+    found = parse_heartbeat("a", json.dumps(beat).encode())
+    assert found is not None
+    assert found.predicted_wait_s == 7 / 1000

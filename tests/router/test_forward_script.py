@@ -13,6 +13,7 @@ from stream2llm.entries import Append, Cancel, Entry, Finish, Open, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.forwarding import Forwarder
 from stream2llm_router.metrics import RouterMetrics
+from stream2llm_router.scripts import Ended, Fenced, Gone, Stale
 
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/pool")
@@ -241,3 +242,179 @@ def test_every_key_of_a_stream_expires(bench: Bench) -> None:
     bench.forward()
     for key in (KEYS.route(TENANT, "s1"), KEYS.entries(TENANT, "s1"), KEYS.reply(TENANT, "s1"), KEYS.lease(TENANT)):
         assert bench.client.pttl(key) > 0, key
+
+
+def test_repeats_of_an_ended_stream_change_nothing_and_news_are_rejected(bench: Bench) -> None:
+    bench.beat()
+    bench.send(OPEN)
+    bench.forward()
+    bench.client.hset(KEYS.route(TENANT, "s1"), "state", "ended")
+    bench.send(OPEN, Finish("s1"), Cancel("s1"), Append("s1", text="x"), Open("s1", prompt="new {context}"))
+    bench.send({"stream": "s1", "op": "shout"})
+    bench.forward()
+    assert bench.rejected() == [(b"stream_ended", b"s1"), (b"open_conflict", b"s1"), (b"unknown_op", b"s1")]
+    assert bench.errors() == []
+    assert len(bench.log()) == 1
+
+
+def test_a_refusal_names_code_message_field_and_entry(bench: Bench) -> None:
+    (identifier,) = bench.send({"stream": "s9", "op": "append"})
+    bench.forward()
+    ((_, fields),) = bench.client.xrange(KEYS.rejected(TENANT))
+    assert fields == {
+        b"code": b"malformed",
+        b"message": b"an append needs text or tokens",
+        b"field": b"text",
+        b"ingress_id": identifier.encode(),
+        b"stream": b"s9",
+    }
+
+
+def test_a_pod_that_left_after_it_was_chosen_gets_nothing(bench: Bench) -> None:
+    bench.beat()
+    bench.forwarder.turn()
+    bench.client.delete(KEYS.pods)
+    bench.send(OPEN)
+    bench.forwarder.turn()
+    assert bench.route()[b"state"] == b"held"
+    assert bench.log() == []
+
+
+def test_a_full_pod_gets_nothing_and_the_next_one_does(bench: Bench) -> None:
+    bench.beat("pod-0", "aa", capacity={"max_open_streams": 1})
+    bench.beat("pod-1", "bb", capacity={"max_open_streams": 1})
+    bench.send(*[Open(f"s{i}", prompt="{context}") for i in range(3)])
+    bench.forward()
+    assert [f[b"stream"] for f in bench.log("pod-0", "aa")] == [b"s0"]
+    assert [f[b"stream"] for f in bench.log("pod-1", "bb")] == [b"s1"]
+    assert bench.route("s2")[b"state"] == b"held"
+
+
+def test_a_pod_that_has_the_model_comes_first(bench: Bench) -> None:
+    bench.beat("pod-0", "aa", models=["base"])
+    bench.beat("pod-1", "bb", models=["base", "tuned"])
+    bench.send(Open("s1", prompt="{context}", params={"model": "tuned"}))
+    bench.send(Open("s2", prompt="{context}", params={"model": "nobody's"}))
+    bench.forward()
+    assert bench.route("s1")[b"pod"] == b"pod-1"
+    assert bench.route("s2")[b"pod"] == b"pod-0"
+
+
+def test_more_held_streams_than_allowed_end_overloaded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream2llm_router.forwarding.MAX_HELD_STREAMS", 2)
+    bench.send(*[Open(f"s{i}", prompt="{context}") for i in range(3)])
+    bench.forward()
+    assert [bench.route(f"s{i}")[b"state"] for i in range(3)] == [b"held", b"held", b"ended"]
+    assert [(e["code"], e["terminal"]) for e in bench.errors("s2")] == [("overloaded", True)]
+    assert bench.entries("s2") == []
+
+
+def test_endless_rubbish_does_not_fill_the_reply(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream2llm_router.forwarding.MAX_TOLD_ERRORS", 3)
+    bench.beat()
+    bench.send(OPEN, *[{"stream": "s1", "op": "shout"} for _ in range(5)])
+    bench.forward()
+    assert len(bench.errors()) == 3
+    assert bench.rejected() == [(b"unknown_op", b"s1")] * 2
+
+
+@pytest.mark.parametrize("key", ["route", "entries", "reply"])
+def test_a_foreign_key_type_costs_its_stream_only(bench: Bench, key: str) -> None:
+    bench.beat()
+    bench.send(OPEN)
+    bench.forward()
+    name = getattr(KEYS, key)(TENANT, "s1")
+    bench.client.delete(name)
+    bench.client.set(name, "foreign")
+    bench.send(Append("s1", text="x"), {"stream": "s1", "op": "shout"}, Open("s2", prompt="{context}"))
+    bench.forward()
+    assert bench.route("s2")[b"state"] == b"open"
+
+
+def test_a_batch_is_cut_by_number_and_by_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    forward = bench.forwarder._forward
+    monkeypatch.setattr(bench.forwarder, "_forward", lambda t, e: (sizes.append(len(e)), forward(t, e)))
+    bench.beat()
+    bench.send(OPEN, *[Append("s1", text="x") for _ in range(149)])
+    bench.forward()
+    assert sizes == [100, 50]
+    sizes.clear()
+    bench.send(*[Append("s1", text="x" * (100 << 10)) for _ in range(5)])
+    bench.forward()
+    assert sizes == [2, 2, 1]
+
+
+def test_an_entry_that_the_script_fails_on_is_turned_away_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a mistake in the script would show: neighbours pass, and the tenant goes on."""
+    monkeypatch.setattr("stream2llm_router.forwarding.PAUSE_S", 0.0)
+    call = bench.forwarder._scripts.call
+
+    def broken(name: str, keys: list[str], arguments: list[Any]) -> Any:
+        if name == "forward" and "append" in arguments:
+            raise redis.ResponseError("a mistake")
+        return call(name, keys, arguments)
+
+    monkeypatch.setattr(bench.forwarder._scripts, "call", broken)
+    bench.beat()
+    bench.send(OPEN, Append("s1", text="x"), Finish("s1"))
+    bench.forward()
+    assert [e["code"] for e in bench.errors()] == ["internal"]
+    assert [e[b"op"] for e in bench.entries()] == [b"open", b"finish"]
+
+
+def test_leases_grow_are_kept_and_are_given_back(bench: Bench) -> None:
+    first = bench.forwarder.leases
+    epoch = first.hold(TENANT, 0.0)
+    assert epoch is not None
+    assert first.hold(TENANT, 10.0) == epoch
+    second = Bench(bench.client).forwarder.leases
+    assert second.hold(TENANT, 0.0) is None
+    first.release_all()
+    later = second.hold(TENANT, 10.0)
+    assert later is not None
+    assert int(later) > int(epoch)
+    assert first.hold(TENANT, 20.0) is None
+
+
+def test_tenants_are_apart(bench: Bench) -> None:
+    bench.beat()
+    bench.client.sadd(KEYS.tenants, "one", "two")
+    bench.client.xadd(KEYS.ingress("one"), encode(OPEN))
+    bench.client.xadd(KEYS.ingress("two"), encode(Append("s1", text="x")))
+    bench.forwarder._refresh_at_s = 0.0
+    bench.forwarder.turn()
+    assert bench.client.exists(KEYS.route("one", "s1"))
+    assert not bench.client.exists(KEYS.route("two", "s1"))
+    ((_, fields),) = bench.client.xrange(KEYS.rejected("two"))
+    assert fields[b"code"] == b"unknown_stream"
+
+
+def test_assigning_again_fences_the_last_attempt_and_keeps_the_state(bench: Bench) -> None:
+    bench.beat()
+    bench.beat("pod-1", "bb")
+    bench.send(OPEN, Finish("s1"))
+    bench.forward()
+    bench.forwarder.turn()
+    keys = [KEYS.lease(TENANT), KEYS.route(TENANT, "s1"), f"{KEYS.prefix}:held:{TENANT}"]
+    epoch = bench.forwarder.leases.hold(TENANT)
+
+    def assign(attempt: int, incarnation: str = "bb", epoch: str | None = epoch) -> Any:
+        arguments = [epoch, KEYS.prefix, TENANT, "s1", attempt, "pod-1", incarnation, 1000]
+        return bench.forwarder._scripts.call("assign", keys, arguments)
+
+    with pytest.raises(Fenced):
+        assign(1, epoch="1")
+    with pytest.raises(Stale):
+        assign(0)
+    with pytest.raises(Gone):
+        assign(1, incarnation="cc")
+    assert assign(1) == 2
+    assert bench.route()[b"attempt"] == b"2"
+    assert bench.route()[b"state"] == b"finishing"
+    assert bench.log("pod-1", "bb") == [
+        {b"op": b"adopt", b"tenant": b"default", b"stream": b"s1", b"attempt": b"2", b"upto": b"2"}
+    ]
+    bench.client.hset(KEYS.route(TENANT, "s1"), "state", "ended")
+    with pytest.raises(Ended):
+        assign(2)

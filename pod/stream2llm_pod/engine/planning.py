@@ -361,7 +361,7 @@ class TwoPhaseMixin(Base):
 
     def deferred_elsewhere(self) -> bool:
         """Whether a request waits for a grammar or a KV transfer."""
-        return len(self.deferred_waiting) > self.num_waiting_for_streaming_input
+        return bool(len(self.deferred_waiting) > self.num_waiting_for_streaming_input)
 
     # ---------------------------------------------------------------- what the engine asks
     def get_num_unfinished_requests(self) -> int:

@@ -50,6 +50,6 @@ def read_op(extra_args: dict[str, Any] | None) -> Op | None:
     if not isinstance(raw, dict):
         raise ValueError(f"{EXTRA_ARGS_KEY} must be an object, not {type(raw).__name__}")
     try:
-        return Op(OpKind(raw.get("op")), bool(raw.get("last", False)), bool(raw.get("empty", False)))
+        return Op(OpKind(str(raw.get("op"))), bool(raw.get("last", False)), bool(raw.get("empty", False)))
     except ValueError:
         raise ValueError(f"{EXTRA_ARGS_KEY}.op {str(raw.get('op'))[:40]!r} is none of {', '.join(OpKind)}") from None

@@ -72,7 +72,7 @@ class StreamStats(KVConnectorStats):
     """`data`: growth of the totals, present gauges, plan durations in seconds, and progress."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, value in other.data.items():

@@ -212,7 +212,7 @@ class StreamingMixin(Base):
     # ---------------------------------------------------------------- after a step
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         finished_prefix = self._suppress_open(scheduler_output, model_runner_output) if self._open_ids else ()
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         for request in finished_prefix:
             if not request.is_finished() and request.status == RequestStatus.RUNNING:
                 self.upstream.park(request)
@@ -222,10 +222,10 @@ class StreamingMixin(Base):
         if self.streams:
             for client_outputs in outputs.values():
                 for output in client_outputs.outputs:
-                    session = self.streams.get(output.request_id)
-                    if session is not None:
+                    reported = self.streams.get(output.request_id)
+                    if reported is not None:
                         # With every output: the front end may end the stream at a stop string of its own accord.
-                        output.kv_transfer_params = {**(output.kv_transfer_params or {}), STATS_KEY: session.report()}
+                        output.kv_transfer_params = {**(output.kv_transfer_params or {}), STATS_KEY: reported.report()}
         for client_index, output in self._failures:
             if client_index not in outputs:
                 outputs[client_index] = EngineCoreOutputs()
