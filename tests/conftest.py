@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -14,6 +15,9 @@ from pathlib import Path
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
+
+# A job started in the background inherits an ignored SIGINT, and so would every process that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
