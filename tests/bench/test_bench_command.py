@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from stream2llm.commands.main import main
 from stream2llm_bench import registry
 from stream2llm_bench.failing import Unavailable

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from stream2llm_bench.demo.children import Children
 from stream2llm_bench.demo.valkey import free_port, start_valkey
 from stream2llm_bench.demo.working import work_folder
@@ -56,10 +57,11 @@ def test_whole_groups_end_even_after_an_error(tmp_path: Path) -> None:
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
     )
     code = (
-        "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE);"
+        "import subprocess, sys, time; "
+        "p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=subprocess.PIPE);"
         "p.stdout.readline(); open(sys.argv[2], 'w').write(str(p.pid)); time.sleep(99)"
     )
-    with pytest.raises(KeyboardInterrupt), Children(tmp_path) as children:
+    with pytest.raises(KeyboardInterrupt), Children(tmp_path) as children:  # noqa: PT012
         children.start("leader", [*python(code), stubborn, str(tmp_path / "pid")])
         grandchild = int(wait_for(tmp_path / "pid"))
         assert is_alive(grandchild)

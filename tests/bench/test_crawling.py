@@ -8,6 +8,7 @@ import urllib.error
 from pathlib import Path
 
 import pytest
+
 from stream2llm_bench.demo.crawling import (
     MAX_DELAY_S,
     PAGE_CHARS,

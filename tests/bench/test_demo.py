@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from stream2llm_bench.demo.asking import Asked, Mode
 from stream2llm_bench.demo.command import figures, to_text
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
 from stream2llm_bench.caching import cache_folder
 from stream2llm_bench.demo import model
 from stream2llm_bench.failing import Unavailable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stream2llm import ContextItem
 from stream2llm_bench.demo.asking import Context, search_order
 from stream2llm_bench.demo.crawling import Fetched

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from stream2llm_bench.arriving import draw_arrivals
 from stream2llm_bench.comparing import ratio_of_pairs
 from stream2llm_bench.reporting import write
