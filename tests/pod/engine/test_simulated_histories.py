@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from stream2llm_pod.engine.simulation.tokens import expected_output
 
 pytestmark = pytest.mark.simulated
-HISTORIES = int(os.environ.get("STREAM2LLM_TEST_HISTORIES", "600"))
+HISTORIES = int(os.environ.get("STREAM2LLM_TEST_HISTORIES", "300"))
 
 
 def check(engines: Callable[[bool], Engine], history: History) -> None:
