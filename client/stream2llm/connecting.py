@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import redis
@@ -70,6 +71,16 @@ def read_password(password_file: str | None) -> str | None:
     return os.environ.get(PASSWORD_VARIABLE) or None
 
 
+# Pinned, because the defaults differ between versions of the Redis client.
+_OPTIONS: dict[str, Any] = {
+    "protocol": 2,
+    "decode_responses": False,
+    "socket_timeout": settings.SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": 5.0,
+    "health_check_interval": 30,
+}
+
+
 def connect(
     url: str, password_file: str | None = None, *, retries: int = 3, allow_password: bool = False
 ) -> redis.Redis:
@@ -80,12 +91,8 @@ def connect(
     client: redis.Redis = redis.Redis.from_url(
         check_url(url, allow_password=allow_password),
         password=read_password(password_file),
-        protocol=2,
-        decode_responses=False,
-        socket_timeout=settings.SOCKET_TIMEOUT_S,
-        socket_connect_timeout=5.0,
-        health_check_interval=30,
         retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries),
+        **_OPTIONS,
     )
     return client
 
@@ -97,12 +104,8 @@ def connect_async(
     client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
         check_url(url, allow_password=allow_password),
         password=read_password(password_file),
-        protocol=2,
-        decode_responses=False,
-        socket_timeout=settings.SOCKET_TIMEOUT_S,
-        socket_connect_timeout=5.0,
-        health_check_interval=30,
         retry=AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), retries),
+        **_OPTIONS,
     )
     return client
 
