@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 TokenArray = NDArray[np.int32]
 
-_CHUNK_TOKENS = 1 << 14
-_SCANNED_TOKENS = 1 << 9
+_CHUNK_TOKENS = 1 << 15
+_SCANNED_TOKENS = 1 << 13
 _TOKEN_BYTES = 4
 
 # The C library compares memory three times as fast as numpy's element-wise equality (both measured by `bench prefix`).
@@ -28,23 +28,28 @@ def to_tokens(token_ids: Sequence[int]) -> TokenArray:
 def common_prefix_tokens(a: TokenArray, b: TokenArray) -> int:
     """Number of leading tokens that `a` and `b` share.
 
-    Compares chunks of 16,384 tokens (64 KiB) with memcmp, halves the one that differs in the same way, and looks for
-    the exact place only in the last 512 tokens.
+    Compares chunks of 32,768 tokens (128 KiB) with memcmp, bisects the one that differs in the same way, and looks for
+    the exact place only in the last 8,192 tokens. A call costs as much as comparing 16 KiB, so both sizes are a
+    compromise between calls and bytes compared twice (tuned with `bench prefix`).
     """
     a, b = np.ascontiguousarray(a, dtype=np.int32), np.ascontiguousarray(b, dtype=np.int32)
     length = min(len(a), len(b))
     address_a, address_b = _address(a), _address(b)
-    chunk, start = _CHUNK_TOKENS, 0
-    while start < length:
-        end = min(start + chunk, length)
+
+    def differs(start: int, end: int) -> int:
         offset_bytes = start * _TOKEN_BYTES
-        if not _memcmp(address_a + offset_bytes, address_b + offset_bytes, (end - start) * _TOKEN_BYTES):
-            start = end
-        elif end - start <= _SCANNED_TOKENS:
-            return start + int((a[start:end] != b[start:end]).argmax())
+        return _memcmp(address_a + offset_bytes, address_b + offset_bytes, (end - start) * _TOKEN_BYTES)  # type: ignore[no-any-return]
+
+    start, end = 0, min(_CHUNK_TOKENS, length)
+    while start < length and not differs(start, end):
+        start, end = end, min(end + _CHUNK_TOKENS, length)
+    while end - start > _SCANNED_TOKENS:
+        middle = (start + end) // 2
+        if differs(start, middle):
+            end = middle
         else:
-            length, chunk = end, (end - start + 1) // 2
-    return length
+            start = middle
+    return start + int((a[start:end] != b[start:end]).argmax()) if start < end else length
 
 
 def _address(tokens: TokenArray) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stream2llm_pod.scheduling.prefix import common_prefix_tokens, to_tokens
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
-CHUNK_TOKENS = 1 << 14
+CHUNK_TOKENS = 1 << 15
 
 
 def naive(a: list[int], b: list[int]) -> int:
