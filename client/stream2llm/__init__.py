@@ -11,6 +11,7 @@
 from stream2llm.async_client import AsyncClient, AsyncStream
 from stream2llm.client import Client, Stream
 from stream2llm.composing import Answer
+from stream2llm.connecting import RedisTLS
 from stream2llm.entries import ContextItem, StreamOptions
 from stream2llm.errors import (
     ErrorCode,
@@ -43,6 +44,7 @@ __all__ = [
     "Overloaded",
     "Prefill",
     "RedisRefused",
+    "RedisTLS",
     "ReplyGone",
     "ServerFailed",
     "Stream",

@@ -22,7 +22,7 @@ from stream2llm.composing import (
     open_fields,
     update_fields,
 )
-from stream2llm.connecting import DEFAULT_URL, check_answers_bytes, connect_async
+from stream2llm.connecting import DEFAULT_URL, RedisTLS, check_answers_bytes, connect_async
 from stream2llm.entries import StreamOptions
 from stream2llm.events import Event
 from stream2llm.following import BATCH_EVENTS, START, Following
@@ -40,12 +40,13 @@ class AsyncClient:
         pool: str = DEFAULT_POOL,
         tenant: str = DEFAULT_TENANT,
         password_file: str | None = None,
+        tls: RedisTLS | None = None,
         connection: redis.asyncio.Redis | None = None,
     ) -> None:
         self.keys = PoolKeys(pool)
         self.tenant = check_tenant(tenant)
         if connection is None:
-            connection = connect_async(url, password_file, retries=0, allow_password=True)
+            connection = connect_async(url, password_file, tls=tls, retries=0, allow_password=True)
         check_answers_bytes(connection)
         self._redis = connection
 

@@ -22,7 +22,7 @@ from stream2llm.composing import (
     open_fields,
     update_fields,
 )
-from stream2llm.connecting import DEFAULT_URL, check_answers_bytes, connect
+from stream2llm.connecting import DEFAULT_URL, RedisTLS, check_answers_bytes, connect
 from stream2llm.entries import StreamOptions
 from stream2llm.events import Event
 from stream2llm.following import BATCH_EVENTS, START, Following
@@ -36,6 +36,7 @@ class Client:
     Every entry can be sent twice without harm (chunks carry ids), so a lost connection is retried with back-off.
     All calls raise Unreachable when Redis stays away, and RedisRefused when it answers and refuses.
 
+    tls: certificates for `rediss://`; None for those that the environment names.
     connection: a Redis client of your own instead of `url`; it must answer in bytes, retry nothing by itself, and have
     a `socket_timeout` above settings.BLOCK_MS.
     """
@@ -47,13 +48,14 @@ class Client:
         pool: str = DEFAULT_POOL,
         tenant: str = DEFAULT_TENANT,
         password_file: str | None = None,
+        tls: RedisTLS | None = None,
         connection: redis.Redis | None = None,
     ) -> None:
         self.keys = PoolKeys(pool)
         self.tenant = check_tenant(tenant)
         # Our own retries only: the Redis client's would be invisible to the caller and could take minutes.
         if connection is None:
-            connection = connect(url, password_file, retries=0, allow_password=True)
+            connection = connect(url, password_file, tls=tls, retries=0, allow_password=True)
         check_answers_bytes(connection)
         self._redis = connection
 

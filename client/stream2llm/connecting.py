@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,8 +22,52 @@ DEFAULT_URL = "redis://127.0.0.1:6379"
 URL_VARIABLE, PASSWORD_VARIABLE = "STREAM2LLM_REDIS", "STREAM2LLM_REDIS_PASSWORD"
 
 
+CA_FILE_VARIABLE = "STREAM2LLM_REDIS_CA_FILE"
+CERT_FILE_VARIABLE = "STREAM2LLM_REDIS_CERT_FILE"
+KEY_FILE_VARIABLE = "STREAM2LLM_REDIS_KEY_FILE"
+
+
 class BadRedisURL(ValueError):
     """A URL that cannot be used, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTLS:
+    """PEM files for `rediss://`. Without any, the system's authorities are trusted and no certificate is shown.
+
+    ca_file: the authorities that may have signed the server's certificate; cert_file, key_file: our own certificate.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> RedisTLS:
+        names = (CA_FILE_VARIABLE, CERT_FILE_VARIABLE, KEY_FILE_VARIABLE)
+        return cls(*(os.environ.get(name) or None for name in names))
+
+    @classmethod
+    def from_arguments(cls, args: argparse.Namespace) -> RedisTLS:
+        return cls(args.redis_ca_file, args.redis_cert_file, args.redis_key_file)
+
+    def options(self, url: str) -> dict[str, Any]:
+        """What the Redis client is told. Raises OSError for an unreadable file, BadRedisURL for one of no use.
+
+        A file that was silently left out would mean a connection without encryption.
+        """
+        files = {"ssl_ca_certs": self.ca_file, "ssl_certfile": self.cert_file, "ssl_keyfile": self.key_file}
+        chosen = {name: file for name, file in files.items() if file}
+        if chosen and not url.startswith("rediss://"):
+            raise BadRedisURL(
+                f"certificates are for rediss://, and the Redis URL begins with {urlsplit(url).scheme}://"
+            )
+        if bool(self.cert_file) != bool(self.key_file):
+            raise BadRedisURL("a client certificate needs both --redis-cert-file and --redis-key-file")
+        for file in chosen.values():
+            with Path(file).open("rb"):
+                pass
+        return chosen
 
 
 def add_redis_arguments(parser: argparse.ArgumentParser, *, tenant: bool = True) -> None:
@@ -38,6 +83,18 @@ def add_redis_arguments(parser: argparse.ArgumentParser, *, tenant: bool = True)
         metavar="FILE",
         help=f"file with the password; or the environment variable {PASSWORD_VARIABLE}. Never in the URL",
     )
+    for flag, variable, what in (
+        (
+            "--redis-ca-file",
+            CA_FILE_VARIABLE,
+            "authorities that Redis's certificate may come from (default: the system's)",
+        ),
+        ("--redis-cert-file", CERT_FILE_VARIABLE, "our own certificate, if Redis asks for one"),
+        ("--redis-key-file", KEY_FILE_VARIABLE, "its private key"),
+    ):
+        parser.add_argument(
+            flag, default=os.environ.get(variable) or None, metavar="FILE", help=f"for rediss://: {what}"
+        )
     parser.add_argument(
         "--pool", default=os.environ.get("STREAM2LLM_POOL", DEFAULT_POOL), metavar="NS/NAME", help="pool of pods"
     )
@@ -64,6 +121,12 @@ def check_url(url: str, *, allow_password: bool = False) -> str:
     return url
 
 
+def shown_url(url: str) -> str:
+    """The URL as it may be logged: without a password that it may have brought from the environment."""
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.partition("?")[0].rpartition("@")[2]
+
+
 def read_password(password_file: str | None) -> str | None:
     """The password from the file, else from the environment, else None."""
     if password_file:
@@ -82,32 +145,48 @@ _OPTIONS: dict[str, Any] = {
 
 
 def connect(
-    url: str, password_file: str | None = None, *, retries: int = 3, allow_password: bool = False
+    url: str,
+    password_file: str | None = None,
+    *,
+    tls: RedisTLS | None = None,
+    retries: int = 3,
+    allow_password: bool = False,
 ) -> redis.Redis:
     """A client for blocking use. Retries are pinned, since a retried write may be done twice; 0 for none.
 
-    Raises BadRedisURL; connects with the first command only.
+    tls: None for what the environment names. Raises BadRedisURL or OSError; connects with the first command only.
     """
     client: redis.Redis = redis.Redis.from_url(
         check_url(url, allow_password=allow_password),
         password=read_password(password_file),
         retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries),
+        **_tls_options(url, tls),
         **_OPTIONS,
     )
     return client
 
 
 def connect_async(
-    url: str, password_file: str | None = None, *, retries: int = 3, allow_password: bool = False
+    url: str,
+    password_file: str | None = None,
+    *,
+    tls: RedisTLS | None = None,
+    retries: int = 3,
+    allow_password: bool = False,
 ) -> redis.asyncio.Redis:
     """As `connect`, for asyncio."""
     client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
         check_url(url, allow_password=allow_password),
         password=read_password(password_file),
         retry=AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), retries),
+        **_tls_options(url, tls),
         **_OPTIONS,
     )
     return client
+
+
+def _tls_options(url: str, tls: RedisTLS | None) -> dict[str, Any]:
+    return (RedisTLS.from_environment() if tls is None else tls).options(url)
 
 
 def check_answers_bytes(client: redis.Redis | redis.asyncio.Redis) -> None:

@@ -28,6 +28,8 @@ class Pod:
     prefill_tokens_per_s: float
     beat_ms: int
     models: frozenset[str] = frozenset()
+    url: str = ""
+    """Base URL of its HTTP endpoints; empty if it tells none."""
 
     @property
     def predicted_wait_s(self) -> float:
@@ -54,6 +56,7 @@ def parse_heartbeat(name: str, raw: bytes) -> Pod | None:
             rate,
             int(beat["time_ms"]),
             frozenset(map(str, beat.get("models") or ())),
+            str(beat.get("url") or ""),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None

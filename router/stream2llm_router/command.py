@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from stream2llm import settings
-from stream2llm.connecting import BadRedisURL, add_redis_arguments, connect
+from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
 from stream2llm.keys import PoolKeys
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class RouteCommand:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         try:
             keys = PoolKeys(args.pool)
-            client = connect(args.redis, args.redis_password_file, retries=0)
+            client = connect(args.redis, args.redis_password_file, tls=RedisTLS.from_arguments(args), retries=0)
             host, port = _address(args.http)
         except (ValueError, OSError) as error:
             kind = "" if isinstance(error, BadRedisURL) else "stream2llm route: "
@@ -94,7 +94,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
     except ResponseError as error:
         logger.warning("maxmemory-policy cannot be checked (%s); it must be noeviction", error)
     except RedisError as error:
-        logger.warning("Redis at %s cannot be reached yet, trying on: %s", _shown(args.redis), error)
+        logger.warning("Redis at %s cannot be reached yet, trying on: %s", shown_url(args.redis), error)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     logger.info("routing pool %s, http on %s:%d", args.pool, host, server.server_address[1])
     worker = threading.Thread(target=forwarder.run, args=(stop,), name="forwarding")
@@ -108,12 +108,6 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
 def _eviction_policy(client: Any) -> str:
     """INFO rather than CONFIG: managed servers and restricted users often have no CONFIG."""
     return str(client.info("memory").get("maxmemory_policy", "noeviction"))
-
-
-def _shown(url: str) -> str:
-    """The URL without a password that it may have brought from the environment."""
-    scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2]
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -9,21 +9,27 @@ import pytest
 import redis
 
 from stream2llm.connecting import (
+    CA_FILE_VARIABLE,
+    CERT_FILE_VARIABLE,
+    KEY_FILE_VARIABLE,
     PASSWORD_VARIABLE,
     URL_VARIABLE,
     BadRedisURL,
+    RedisTLS,
     add_redis_arguments,
     check_answers_bytes,
     check_url,
     connect,
     connect_async,
+    shown_url,
 )
 from stream2llm.settings import BLOCK_MS, SOCKET_TIMEOUT_S
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (URL_VARIABLE, PASSWORD_VARIABLE, "STREAM2LLM_POOL", "STREAM2LLM_TENANT"):
+    files = (CA_FILE_VARIABLE, CERT_FILE_VARIABLE, KEY_FILE_VARIABLE)
+    for name in (URL_VARIABLE, PASSWORD_VARIABLE, "STREAM2LLM_POOL", "STREAM2LLM_TENANT", *files):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -91,3 +97,51 @@ def test_arguments_take_their_defaults_from_the_environment(monkeypatch: pytest.
     add_redis_arguments(parser)
     args = parser.parse_args([])
     assert (args.redis, args.pool, args.tenant, args.redis_password_file) == ("redis://there", "a/b", "t", None)
+
+
+def test_a_user_of_the_url_keeps_the_password_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "from environment")
+    kwargs = connect("redis://acme@h").connection_pool.connection_kwargs
+    assert (kwargs["username"], kwargs["password"]) == ("acme", "from environment")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/2", "redis://h:1/2"),
+        ("rediss://user:secret@h:1", "rediss://h:1"),
+        ("redis://:sec@ret@h", "redis://h"),
+        ("redis://h?password=secret", "redis://h"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_certificates_come_from_arguments_or_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ca", "other", "cert", "key"):
+        (tmp_path / name).write_text(name)
+    ca, cert, key = (str(tmp_path / name) for name in ("ca", "cert", "key"))
+    monkeypatch.setenv(CA_FILE_VARIABLE, ca)
+    kwargs = connect("rediss://h").connection_pool.connection_kwargs
+    assert (kwargs["ssl_ca_certs"], kwargs.get("ssl_certfile")) == (ca, None)
+    parser = argparse.ArgumentParser()
+    add_redis_arguments(parser)
+    args = parser.parse_args(["--redis-cert-file", cert, "--redis-key-file", key])
+    tls = RedisTLS.from_arguments(args)
+    assert tls == RedisTLS(ca, cert, key)
+    kwargs = connect_async("rediss://h", tls=tls).connection_pool.connection_kwargs
+    assert (kwargs["ssl_ca_certs"], kwargs["ssl_certfile"], kwargs["ssl_keyfile"]) == (ca, cert, key)
+    other = RedisTLS(str(tmp_path / "other"))
+    assert connect("rediss://h", tls=other).connection_pool.connection_kwargs["ssl_ca_certs"] == other.ca_file
+
+
+def test_certificates_that_would_not_be_used_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pem"
+    file.write_text("x")
+    with pytest.raises(BadRedisURL, match="certificates are for rediss://"):
+        connect("redis://h", tls=RedisTLS(str(file)))
+    with pytest.raises(BadRedisURL, match="needs both"):
+        connect("rediss://h", tls=RedisTLS(None, str(file)))
+    with pytest.raises(FileNotFoundError):
+        connect("rediss://h", tls=RedisTLS(str(tmp_path / "nothing")))

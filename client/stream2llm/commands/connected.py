@@ -9,7 +9,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from stream2llm.client import Client
-from stream2llm.connecting import check_url
+from stream2llm.connecting import RedisTLS, check_url
 from stream2llm.errors import Stream2LLMError
 from stream2llm.keys import DEFAULT_TENANT
 
@@ -23,6 +23,7 @@ def with_client(args: argparse.Namespace, action: Callable[[Client], int]) -> in
             pool=args.pool,
             tenant=getattr(args, "tenant", DEFAULT_TENANT),
             password_file=args.redis_password_file,
+            tls=RedisTLS.from_arguments(args),
         ) as client:
             return action(client)
     except BrokenPipeError:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from stream2llm.commands.connected import with_client
-from stream2llm.connecting import add_redis_arguments, connect
+from stream2llm.connecting import RedisTLS, add_redis_arguments, connect
 from stream2llm.keys import DEFAULT_TENANT, check_tenant
 
 
@@ -26,7 +26,7 @@ class TenantCommand:
 def _change(args: argparse.Namespace, key: str) -> int:
     if (args.name is None) != (args.action == "list"):
         raise ValueError("list takes no name" if args.name else f"{args.action} needs the name of a tenant")
-    with connect(args.redis, args.redis_password_file) as redis:
+    with connect(args.redis, args.redis_password_file, tls=RedisTLS.from_arguments(args)) as redis:
         if args.action == "list":
             members: Any = redis.smembers(key)
             for name in sorted(members):

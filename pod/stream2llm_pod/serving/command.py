@@ -19,8 +19,9 @@ import redis
 from redis.exceptions import RedisError
 
 from stream2llm import settings
-from stream2llm.connecting import BadRedisURL, add_redis_arguments, connect
+from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
 from stream2llm.keys import PoolKeys
+from stream2llm_pod.serving.advertising import advertised_url
 
 PLUGIN_NAME = "stream2llm"
 # Plug-in groups of vLLM that load everything unless VLLM_PLUGINS names what to load. Naming ours, which the endpoint
@@ -84,6 +85,12 @@ class ServeCommand:
             "--port", type=_port, default=_number("STREAM2LLM_PORT", 8000), help="port to listen on (default 8000)"
         )
         parser.add_argument(
+            "--advertise-url",
+            default=os.environ.get("STREAM2LLM_ADVERTISE_URL") or None,
+            metavar="URL",
+            help="where routers reach this pod's HTTP port (default: this host's address towards Redis)",
+        )
+        parser.add_argument(
             "--drain-seconds",
             type=_positive,
             default=_number("STREAM2LLM_DRAIN_SECONDS", 300),
@@ -139,7 +146,7 @@ def serve(args: argparse.Namespace, vllm_arguments: list[str]) -> int:
     if not POD_NAME.fullmatch(args.pod):
         raise CannotServe(f"--pod {args.pod!r} must be 1 to 253 letters, digits, '.', '_' and '-'")
     check_port(args.host, args.port)
-    check_redis(args.redis, args.redis_password_file)
+    check_redis(args.redis, args.redis_password_file, RedisTLS.from_arguments(args))
     os.environ["VLLM_PLUGINS"] = plugin_names(os.environ.get("VLLM_PLUGINS"))
     return _serve_vllm(args, vllm_arguments, keys)
 
@@ -165,21 +172,21 @@ def check_port(host: str, port: int) -> None:
             raise CannotServe(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def check_redis(url: str, password_file: str | None) -> None:
+def check_redis(url: str, password_file: str | None, tls: RedisTLS | None = None) -> None:
     """Redis must answer and must not evict: an evicted entry is a lost chunk."""
     try:
-        client = connect(url, password_file, retries=0)
+        client = connect(url, password_file, tls=tls, retries=0)
         try:
             client.ping()
             policy = _eviction_policy(client)
         finally:
             client.close()
     except redis.exceptions.AuthenticationError as error:
-        raise CannotServe(f"Redis at {url} refuses the password: {error}") from error
+        raise CannotServe(f"Redis at {shown_url(url)} refuses the password: {error}") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
-        raise CannotServe(f"Redis cannot be reached at {url}: {error}") from error
+        raise CannotServe(f"Redis cannot be reached at {shown_url(url)}: {error}") from error
     except RedisError as error:
-        raise CannotServe(f"Redis cannot be used at {url}: {error}") from error
+        raise CannotServe(f"Redis cannot be used at {shown_url(url)}: {error}") from error
     if policy not in (None, "noeviction"):
         raise CannotServe(
             f"Redis has maxmemory-policy {policy}, which drops entries when memory is short; "
@@ -256,8 +263,11 @@ def _serve_vllm(args: argparse.Namespace, vllm_arguments: list[str], keys: PoolK
         ServingSettings(
             redis_url=args.redis,
             redis_password_file=args.redis_password_file,
+            redis_tls=RedisTLS.from_arguments(args),
             pool=keys.pool,
             pod=args.pod,
+            url=args.advertise_url
+            or advertised_url(args.host, args.port, args.redis, tls=bool(getattr(parsed, "ssl_certfile", None))),
             max_open_streams=max_open,
             retain_s=args.retain_seconds,
             drain_s=float(args.drain_seconds),

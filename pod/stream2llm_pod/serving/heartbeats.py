@@ -51,6 +51,8 @@ class Identity:
     models: tuple[str, ...]
     max_model_len: int
     capacity: Capacity
+    url: str
+    """Base URL of the pod's HTTP endpoints, as routers reach them."""
 
 
 def fingerprint(parts: dict[str, Any]) -> str:
@@ -68,6 +70,7 @@ def heartbeat(identity: Identity, state: str, load: Load) -> str:
         "state": state,
         "models": list(identity.models),
         "max_model_len": identity.max_model_len,
+        "url": identity.url,
         "capacity": {
             "max_open_streams": identity.capacity.max_open_streams,
             "kv_tokens": identity.capacity.kv_tokens,

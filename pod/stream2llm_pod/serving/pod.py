@@ -9,14 +9,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import REGISTRY
 from redis.exceptions import RedisError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from stream2llm.connecting import connect_async
+from stream2llm.connecting import RedisTLS, connect_async
 from stream2llm.entries import Open
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
@@ -42,10 +42,12 @@ FLUSH_S = 5.0
 class ServingSettings:
     """What `stream2llm serve` was told. `pool` is `<namespace>/<name>`."""
 
-    redis_url: str
+    redis_url: str = field(repr=False)  # may bring a password from the environment
     redis_password_file: str | None
+    redis_tls: RedisTLS
     pool: str
     pod: str
+    url: str
     max_open_streams: int
     retain_s: int
     drain_s: float
@@ -82,9 +84,9 @@ class ServingPod:
             content_format=state.online_renderer.chat_template_content_format,
             template_kwargs=state.online_renderer.default_chat_template_kwargs,
         )
-        self._client = connect_async(serving.redis_url, serving.redis_password_file)
+        self._client = connect_async(serving.redis_url, serving.redis_password_file, tls=serving.redis_tls)
         # Blocking reads hold their connection: writes must not wait behind them.
-        self._log_client = connect_async(serving.redis_url, serving.redis_password_file)
+        self._log_client = connect_async(serving.redis_url, serving.redis_password_file, tls=serving.redis_tls)
         self._replies = ReplyWriter(
             self._client,
             self._keys,
@@ -130,6 +132,7 @@ class ServingPod:
             ),
             models=tuple(path.name for path in self._models.base_model_paths),
             max_model_len=model_config.max_model_len,
+            url=serving.url,
             capacity=Capacity(serving.max_open_streams, self._engine.kv_tokens),
         )
         self._heartbeats = Heartbeats(self._client, self._keys, identity, self._clock, self._state, self._load)

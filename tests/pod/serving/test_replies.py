@@ -145,7 +145,7 @@ def test_writer_drops_a_fenced_reply_and_goes_on_with_others(server: Any, client
 
 
 def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
-    identity = Identity("p", "abc", "f", ("m",), 100, Capacity(8, 1000))
+    identity = Identity("p", "abc", "f", ("m",), 100, Capacity(8, 1000), "http://10.0.0.1:8000")
     state = "ready"
 
     async def body(connection: redis.asyncio.Redis) -> None:
@@ -164,6 +164,7 @@ def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
             "state": "ready",
             "models": ["m"],
             "max_model_len": 100,
+            "url": "http://10.0.0.1:8000",
             "capacity": {"max_open_streams": 8, "kv_tokens": 1000},
             "load": {"open_streams": 2, "backlog_tokens": 30, "kv_usage": 0.25},
             "prefill_tokens_per_s": None,
