@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import ctypes.util
 import errno
 import os
 import re
@@ -21,6 +19,7 @@ from redis.exceptions import RedisError
 from stream2llm import settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
 from stream2llm.keys import PoolKeys
+from stream2llm_pod.engine.loading import CannotLoad, load_platform
 from stream2llm_pod.serving.advertising import advertised_url
 
 PLUGIN_NAME = "stream2llm"
@@ -215,12 +214,9 @@ def plugin_names(given: str | None) -> str:
 
 def _serve_vllm(args: argparse.Namespace, vllm_arguments: list[str], keys: PoolKeys) -> int:
     try:
-        from vllm.platforms import current_platform
-    except ImportError as error:
-        raise CannotServe(_import_trouble(error)) from error
-    is_cpu = bool(current_platform.is_cpu())
-    if is_cpu and ctypes.util.find_library("numa") is None and not _loads("libnuma.so.1"):
-        raise CannotServe("vLLM on CPU needs the system library libnuma; on Debian: apt-get install libnuma1")
+        is_cpu = load_platform()
+    except CannotLoad as error:
+        raise CannotServe(str(error)) from error
 
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
@@ -306,20 +302,6 @@ def _show_own_log() -> None:
     ours.handlers = list(theirs.handlers)
     ours.setLevel(theirs.level or logging.INFO)
     ours.propagate = False
-
-
-def _import_trouble(error: ImportError) -> str:
-    if "libnuma" in str(error):
-        return "vLLM on CPU needs the system library libnuma; on Debian: apt-get install libnuma1"
-    return f"install stream2llm[pod] ({error})"
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def _pool(name: str) -> PoolKeys:
