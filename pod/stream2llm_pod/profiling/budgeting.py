@@ -43,7 +43,7 @@ class Predictor:
         if len(self._known) > 1 and self._known[-2][1] > 0 and last_s > 0:
             before_tokens, before_s = self._known[-2]
             exponent = math.log(last_s / before_s) / math.log(last_tokens / before_tokens)
-        return last_s * (tokens / last_tokens) ** min(max(exponent, 1.0), 2.0)
+        return last_s * math.pow(tokens / last_tokens, min(max(exponent, 1.0), 2.0))
 
 
 def samples_to_take(predicted_s: Sequence[float], remaining_s: float, *, warm_up: bool) -> int:
