@@ -63,7 +63,7 @@ class ModelShape:
 class Efficiencies:
     """Which share of its peak each part reaches, and the fixed costs. Assumptions, not measurements."""
 
-    arithmetic: float = 0.55
+    arithmetic: float = 0.5
     memory: float = 0.8
     link: float = 0.8
     step_ms: float = 4.0
