@@ -25,11 +25,12 @@ def test_ratios_are_medians_within_pairs(tmp_path: Path) -> None:
         WAITING: series(10.0, 9.0, 6.0),
         STOCK: series(5.5, 4.5, 5.0),
     }
-    report = make_report(measured, argparse.Namespace())
+    report = make_report(measured, argparse.Namespace(chunk_tokens=100))
     assert report.figures["asker_ratio_vs_waiting"] == 2.0
     assert report.figures["asker_ratio_vs_waiting_spread"] == [1.2, 2.0]
     assert report.figures["ttft_ratio_vs_waiting"] == 6.0
     assert report.figures["asker_ratio_vs_stock_streaming"] == 1.0
+    assert report.figures["asker_ratio_bound"] == 2.25
     assert report.figures["pairs"] == 3
     written = {path.suffix: path for path in write(report, tmp_path)}
     assert written[".png"].read_bytes().startswith(b"\x89PNG")

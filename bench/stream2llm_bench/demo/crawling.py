@@ -26,11 +26,12 @@ DELAY_SIGMA = 0.9
 """Log-normal shape that puts the 95th percentile at 3.1 s, as in the same measurement."""
 MAX_DELAY_S = 5.0
 """About that measurement's 99th percentile; keeps a demo short."""
-PAGE_CHARS = 420
-"""About 100 tokens."""
-MIN_PAGE_CHARS = 150
-NO_PROSE = "|-*>!<[0123456789#"
-"""First characters of tables, lists, quotes, pictures, HTML and headings."""
+PAGE_CHARS = 1300
+"""About 300 tokens."""
+MIN_PAGE_CHARS = 500
+NO_PROSE = "|>!<[#"
+"""First characters of tables, quotes, pictures, HTML, links and headings."""
+LIST_MARK = re.compile(r"^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
 FETCH_TIMEOUT_S = 30.0
 
 
@@ -58,35 +59,29 @@ def documentation_folder() -> Path:
 
 
 def load_pages(checkout: Path, count: int) -> list[Page]:
-    """The first `count` sections of the README and the documentation that have enough prose to be pages.
+    """One page for each document with enough prose, `count` in all: the README first, then the documentation.
 
     Raises Unavailable if there are fewer.
     """
     pages: list[Page] = []
-    for document in [checkout / "README.md", *sorted((checkout / "docs").glob("*.md"))]:
-        if document.is_file():
-            pages += sections(document.stem.lower(), document.read_text(encoding="utf-8"))
+    for document in [checkout / "README.md", *sorted((checkout / "docs").rglob("*.md"))]:
+        if document.is_file() and (page := make_page(document.stem.lower(), document.read_text(encoding="utf-8"))):
+            pages.append(page)
     if len(pages) < count:
         raise Unavailable(f"{checkout} has {len(pages)} documentation pages; the demo needs {count}")
     return pages[:count]
 
 
-def sections(name: str, markdown: str) -> list[Page]:
-    """The sections of one Markdown document that hold prose, each cut to about `PAGE_CHARS` at a sentence's end."""
-    found = []
+def make_page(name: str, markdown: str) -> Page | None:
+    """The prose of a Markdown document, cut to about `PAGE_CHARS` at a sentence's end; None if there is too little."""
     without_code = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE)
-    for section in re.split(r"^(?=#{1,6} )", without_code, flags=re.MULTILINE):
-        heading, _, body = section.partition("\n")
-        if not heading.startswith("#"):
-            continue
-        title = heading.lstrip("# ").strip()
-        paragraphs = [part.strip() for part in body.split("\n\n")]
-        prose = " ".join(part for part in paragraphs if part and part[0] not in NO_PROSE)
-        text = cut_at_sentence(re.sub(r"\s+", " ", prose), PAGE_CHARS)
-        if len(text) >= MIN_PAGE_CHARS:
-            slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-            found.append(Page(f"/{name}/{slug}", title, text))
-    return found
+    heading = re.search(r"^# (.+)$", without_code, flags=re.MULTILINE)
+    paragraphs = [part.strip() for part in without_code.split("\n\n")]
+    prose = " ".join(LIST_MARK.sub("", part) for part in paragraphs if part and part[0] not in NO_PROSE)
+    text = cut_at_sentence(re.sub(r"\s+", " ", prose), PAGE_CHARS)
+    if len(text) < MIN_PAGE_CHARS:
+        return None
+    return Page(f"/{name}", heading[1].strip() if heading else name, text)
 
 
 def cut_at_sentence(text: str, chars: int) -> str:

@@ -66,7 +66,7 @@ def pod_arguments(model: Path, policy: str, url: str) -> list[str]:
     return [
         *("--model", str(model), "--served-model-name", model.name, "--policy", policy, "--redis", url, "--pod", POD),
         *("--host", "127.0.0.1", "--port", str(free_port())),
-        *("--dtype", "float32", "--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "8"),
+        *("--dtype", "float32", "--block-size", "32", "--max-model-len", "4096", "--max-num-seqs", "8"),
         # Both ways of asking send the same prompt; the second must not find the first one's work.
         "--no-enable-prefix-caching",
         # Compiling takes longer than the whole demo and gains nothing for a model of this size.
