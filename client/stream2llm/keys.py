@@ -38,6 +38,10 @@ class PoolKeys:
         return f"{self.prefix}:tenants"
 
     @property
+    def tokens(self) -> str:
+        return f"{self.prefix}:tokens"
+
+    @property
     def pods(self) -> str:
         return f"{self.prefix}:pods"
 

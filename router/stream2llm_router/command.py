@@ -13,6 +13,7 @@ from typing import Any
 from stream2llm import settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
 from stream2llm.keys import PoolKeys
+from stream2llm_router.gateway.arguments import HTTPArguments, add_http_arguments, http_from_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +23,7 @@ class RouteCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_redis_arguments(parser, tenant=False)
-        parser.add_argument(
-            "--http",
-            default=os.environ.get("STREAM2LLM_HTTP", "0.0.0.0:8080"),
-            metavar="ADDR",
-            help="address of /health, /status.json and /metrics, HOST:PORT (default 0.0.0.0:8080)",
-        )
+        add_http_arguments(parser)
         parser.add_argument(
             "--retain-seconds",
             type=_positive,
@@ -48,21 +44,21 @@ class RouteCommand:
         try:
             keys = PoolKeys(args.pool)
             client = connect(args.redis, args.redis_password_file, tls=RedisTLS.from_arguments(args), retries=0)
-            host, port = _address(args.http)
+            http = http_from_arguments(args)
         except (ValueError, OSError) as error:
             kind = "" if isinstance(error, BadRedisURL) else "stream2llm route: "
             print(f"{kind}{error}", file=sys.stderr)
             return 2
-        return _route(args, keys, client, host, port)
+        return _route(args, keys, client, http)
 
 
-def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, port: int) -> int:
+def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArguments) -> int:
     from prometheus_client import CollectorRegistry
     from redis.exceptions import RedisError, ResponseError
 
     from stream2llm_router.forwarding import Forwarder
     from stream2llm_router.metrics import RouterMetrics
-    from stream2llm_router.serving import make_server
+    from stream2llm_router.serving import CannotListen, make_server
 
     registry = CollectorRegistry()
     forwarder = Forwarder(
@@ -74,9 +70,9 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
     )
 
     try:
-        server = make_server((host, port), registry, forwarder.status)
-    except OSError as error:
-        print(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --http", file=sys.stderr)
+        server = make_server(args, http, keys, registry, forwarder.status)
+    except CannotListen as error:
+        print(error, file=sys.stderr)
         return 1
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,7 +80,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
     try:
         policy = _eviction_policy(client)
         if policy != "noeviction":
-            server.server_close()
+            server.close()
             print(
                 f"Redis has maxmemory-policy {policy}, which drops streams when memory is short; "
                 "set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file)",
@@ -95,26 +91,19 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, host: str, por
         logger.warning("maxmemory-policy cannot be checked (%s); it must be noeviction", error)
     except RedisError as error:
         logger.warning("Redis at %s cannot be reached yet, trying on: %s", shown_url(args.redis), error)
-    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-    logger.info("routing pool %s, http on %s:%d", args.pool, host, server.server_address[1])
+    server.start()
+    logger.info("routing pool %s, http on %s:%d", args.pool, http.host, server.port)
     worker = threading.Thread(target=forwarder.run, args=(stop,), name="forwarding")
     worker.start()
     while worker.is_alive():
         worker.join(0.5)
-    server.shutdown()
+    server.stop()
     return 0
 
 
 def _eviction_policy(client: Any) -> str:
     """INFO rather than CONFIG: managed servers and restricted users often have no CONFIG."""
     return str(client.info("memory").get("maxmemory_policy", "noeviction"))
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise ValueError(f"--http {text!r} must be HOST:PORT, with a port from 0 to 65535")
-    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 def _positive(text: str) -> int:

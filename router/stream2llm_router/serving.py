@@ -1,45 +1,46 @@
-"""The router's own small HTTP surface: health, status and metrics."""
+"""The router's HTTP surface, made from its arguments."""
 
 from __future__ import annotations
 
-import json
+import argparse
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+
+from stream2llm.connecting import RedisTLS, connect_async
+from stream2llm.keys import PoolKeys
+from stream2llm_router.gateway.app import make_app
+from stream2llm_router.gateway.arguments import HTTPArguments
+from stream2llm_router.gateway.gateway import Gateway, GatewaySettings
+from stream2llm_router.gateway.metrics import GatewayMetrics
+from stream2llm_router.gateway.server import Certificate, Server, show_access_log
+
+
+class CannotListen(Exception):
+    """The server cannot be started, with the reason."""
 
 
 def make_server(
-    address: tuple[str, int], registry: CollectorRegistry, status: Callable[[], dict[str, Any]]
-) -> ThreadingHTTPServer:
-    """A server for GET /health, /status.json and /metrics; OSError if the address cannot be bound."""
+    args: argparse.Namespace,
+    http: HTTPArguments,
+    keys: PoolKeys,
+    registry: CollectorRegistry,
+    status: Callable[[], dict[str, Any]],
+) -> Server:
+    """A server that listens and is not started. Raises CannotListen."""
 
-    class Handler(BaseHTTPRequestHandler):
-        # A client that connects and says nothing must not keep a thread.
-        timeout = 10
+    def connect() -> Any:
+        return connect_async(args.redis, args.redis_password_file, tls=RedisTLS.from_arguments(args), retries=0)
 
-        def do_GET(self) -> None:
-            path = self.path.split("?")[0]
-            if path == "/health":
-                healthy = bool(status()["redis_reachable"])
-                self._answer(200 if healthy else 503, "text/plain", b"ok\n" if healthy else b"Redis is unreachable\n")
-            elif path == "/status.json":
-                self._answer(200, "application/json", json.dumps(status()).encode())
-            elif path == "/metrics":
-                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
-            else:
-                self._answer(404, "text/plain", b"not found\n")
-
-        def _answer(self, code: int, content_type: str, body: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            return
-
-    ThreadingHTTPServer.daemon_threads = True
-    return ThreadingHTTPServer(address, Handler)
+    settings = GatewaySettings(
+        http.limits, http.needs_tokens, http.tokens_from_file, http.pod_api_key, http.pod_ca_file
+    )
+    gateway = Gateway(settings, keys, connect, status, GatewayMetrics(keys.pool, registry))
+    certificate = Certificate(*http.certificate) if http.certificate else None
+    show_access_log()
+    try:
+        return Server(make_app(gateway, registry), gateway, (http.host, http.port), certificate)
+    except OSError as error:
+        reason = error.strerror or error
+        raise CannotListen(f"cannot listen on {http.host}:{http.port}: {reason}; choose another with --http") from error

@@ -1,0 +1,38 @@
+"""What machines ask: health, status and metrics. No token is needed, and Redis is never waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from stream2llm_router.gateway.bodies import Health
+from stream2llm_router.gateway.dependencies import GatewayOf
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/health", responses={503: {"model": Health, "description": "Redis cannot be reached."}})
+async def health(gateway: GatewayOf, response: Response) -> Health:
+    if gateway.status()["redis_reachable"]:
+        return Health(status="ok")
+    response.status_code = 503
+    return Health(status="redis_unreachable")
+
+
+@router.get("/status.json")
+async def status(gateway: GatewayOf) -> dict[str, Any]:
+    """Open streams, leases, pods, and whether Redis is reachable."""
+    return gateway.status()
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(gateway: GatewayOf, request: Request) -> Response:
+    registry: CollectorRegistry = request.app.state.registry
+    gateway.metrics.readers.set(gateway.readers.total)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
