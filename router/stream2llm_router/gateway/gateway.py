@@ -69,9 +69,10 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Redis and pods are reached from here on; at the end all readers are let go."""
+        # Nothing is connected here: the server starts without Redis too, and says so.
         blocking = self._connect()
         self.streams = Streams(self._connect(), self.keys)
-        self.hub = Hub(await blocking.client().initialize(), self.streams)
+        self.hub = Hub(blocking.client(), self.streams)
         self.authenticator = Authenticator(
             self.streams,
             from_file=self.settings.tokens_from_file,

@@ -13,6 +13,8 @@ from fastapi import FastAPI
 
 from stream2llm_router.gateway.gateway import Gateway
 
+logger = logging.getLogger(__name__)
+
 CLOSE_S = 5
 """How long answers that are under way may take once the router stops."""
 BACKLOG = 1_024
@@ -33,7 +35,7 @@ class Server:
         self, app: FastAPI, gateway: Gateway, address: tuple[str, int], certificate: Certificate | None = None
     ) -> None:
         """Raises OSError if the address cannot be bound, or a file of the certificate not be read."""
-        self._gateway = gateway
+        self._gateway, self._stopping = gateway, False
         self._socket = _bound(address)
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
@@ -69,10 +71,13 @@ class Server:
         # Broken connections and readers that left are everyday; what matters is in our own log.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server.run(sockets=[self._socket])
+        if not self._stopping:
+            logger.critical("the HTTP server has ended by itself")
 
     def stop(self) -> None:
         """Let readers go and wait for the other answers."""
         self._gateway.let_readers_go()
+        self._stopping = True
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(CLOSE_S + 2)
