@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,12 +15,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 import trustme
+from running_router import running_router
+from standin_pod import StandInPod
 
 from stream2llm import AsyncClient, Client, RedisTLS, Unreachable
-from stream2llm.connecting import CA_FILE_VARIABLE, CERT_FILE_VARIABLE, KEY_FILE_VARIABLE, connect
+from stream2llm.connecting import CA_FILE_VARIABLE, CERT_FILE_VARIABLE, KEY_FILE_VARIABLE, URL_VARIABLE, connect
+from stream2llm.keys import PoolKeys
+from stream2llm_pod.serving.command import CannotServe, check_redis
 
 pytestmark = pytest.mark.redis
 PASSWORD = "a-password-that-no-output-may-hold"
@@ -34,6 +40,12 @@ class SecureServer:
     ours: RedisTLS
     strangers: RedisTLS
     password_file: str
+
+    @property
+    def strangers_ca(self) -> RedisTLS:
+        """Our certificate, and trust in an authority that did not sign the server's."""
+        stranger = str(Path(self.ours.ca_file or "").with_name("stranger-ca.pem"))
+        return RedisTLS(stranger, self.ours.cert_file, self.ours.key_file)
 
     @property
     def url(self) -> str:
@@ -106,11 +118,9 @@ def test_both_clients_speak_tls_with_a_certificate_of_their_own(secure: SecureSe
 
 
 def test_a_server_of_another_authority_is_not_trusted(secure: SecureServer) -> None:
-    stranger_ca = str(Path(secure.ours.ca_file or "").with_name("stranger-ca.pem"))
-    tls = RedisTLS(stranger_ca, secure.ours.cert_file, secure.ours.key_file)
     with (
         pytest.raises(Unreachable, match="certificate verify failed"),
-        Client(secure.url, tls=tls, password_file=secure.password_file) as client,
+        Client(secure.url, tls=secure.strangers_ca, password_file=secure.password_file) as client,
     ):
         client.send({b"stream": b"s", b"op": b"cancel"}, tries=1)
 
@@ -153,3 +163,46 @@ def test_certificates_beside_an_unencrypted_url_are_an_error_and_not_dropped(sec
     )
     assert done.returncode == 1
     assert "certificates are for rediss://" in done.stderr
+
+
+def test_the_router_speaks_tls_on_both_sides(secure: SecureServer, tmp_path: Path) -> None:
+    """Its forwarding, its readers and its commands towards Redis, and HTTPS towards applications."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "http.key")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "http.pem")
+    tls = secure.ours
+    files = ["--redis-ca-file", str(tls.ca_file), "--redis-cert-file", str(tls.cert_file)]
+    files += ["--redis-key-file", str(tls.key_file), "--redis-password-file", secure.password_file]
+    https = ["--http-cert-file", str(tmp_path / "http.pem"), "--http-key-file", str(tmp_path / "http.key")]
+    verify = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    keys = PoolKeys("tests/tls")
+
+    def connected() -> redis.Redis:
+        return connect(secure.url, secure.password_file, tls=tls)
+
+    pod = StandInPod(connected, keys)
+    arguments = [*files, *https, "--http-auth", "none"]
+    try:
+        with (
+            running_router(secure.url, keys.pool, tmp_path, *arguments, scheme="https", verify=verify) as router,
+            httpx.Client(base_url=router.url, verify=verify, timeout=30) as caller,
+        ):
+            body = b'{"op": "open", "prompt": "{context}"}\n{"op": "finish", "text": "over TLS"}\n'
+            answer = caller.post("/v1/streams:run", content=body)
+            assert "event: done" in answer.text
+            assert caller.get("/v1/models").status_code == 200
+            assert PASSWORD not in router.said()
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{router.url}/health")
+    finally:
+        pod.stop()
+
+
+def test_the_pod_checks_its_server_over_tls(secure: SecureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_redis(secure.url, secure.password_file, secure.ours)
+    monkeypatch.setenv(URL_VARIABLE, f"rediss://:{PASSWORD}@127.0.0.1:{secure.port}")
+    with pytest.raises(CannotServe, match="certificate verify failed") as caught:
+        check_redis(os.environ[URL_VARIABLE], None, secure.strangers_ca)
+    assert PASSWORD not in str(caught.value)

@@ -40,6 +40,7 @@ def make_app(gateway: Gateway, registry: CollectorRegistry) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
         exception_handlers={
             StarletteHTTPException: _told,
             HTTPException: _told,

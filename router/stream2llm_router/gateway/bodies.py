@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, TypeAdapter
 
 from stream2llm import settings
 from stream2llm.entries import MAX_INTEGER, MAX_TOKEN_ID
@@ -15,9 +15,37 @@ _OPEN_EXAMPLE: Any = {
     "params": {"max_tokens": 64, "temperature": 0},
 }
 
+
+def _integral(value: Any) -> Any:
+    """JSON has one type of number: 5.0 is an integer too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_integral(values: Any) -> Any:
+    """A list may be half a million long, so its items are looked at one by one only if there is need."""
+    if isinstance(values, list) and float in set(map(type, values)):
+        return [_integral(value) for value in values]
+    return values
+
+
+def _given(name: str, other: str) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}, other: {"type": "null"}}}
+
+
+def _either(one: str, other: str) -> Any:
+    """JSON schema of `one` or `other`, not both and not none."""
+    return {"oneOf": [_given(one, other), _given(other, one)]}
+
+
+_AT_MOST_ONE_CONTENT: Any = {
+    "anyOf": [{"properties": {"text": {"type": "null"}}}, {"properties": {"tokens": {"type": "null"}}}]
+}
+
 ItemId = Annotated[StrictStr, Field(min_length=1, max_length=settings.MAX_ID_CHARS)]
 TokenId = Annotated[StrictInt, Field(ge=0, le=MAX_TOKEN_ID)]
-ExactInteger = Annotated[StrictInt, Field(ge=0, le=MAX_INTEGER)]
+TokenIds = Annotated[list[TokenId], BeforeValidator(_all_integral)]
+Count = Annotated[StrictInt, Field(ge=0, le=MAX_INTEGER), BeforeValidator(_integral)]
+Version = Annotated[StrictInt, Field(ge=-MAX_INTEGER, le=MAX_INTEGER), BeforeValidator(_integral)]
 
 
 class _Body(BaseModel):
@@ -35,7 +63,9 @@ class Message(BaseModel):
 class OpenBody(_Body):
     """Either `messages` or `prompt`, with the marker `{context}` exactly once."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [_OPEN_EXAMPLE]})
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [_OPEN_EXAMPLE], **_either("messages", "prompt")}
+    )
     stream: Annotated[StrictStr, Field(pattern=STREAM_ID)] | None = Field(
         None, description="An id of your own, so that a retry opens nothing twice; else a new one."
     )
@@ -53,9 +83,12 @@ class OpenBody(_Body):
 class ChunkBody(_Body):
     """One chunk: `text`, or `tokens`."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"text": "First page.", "chunk": "p1"}]})
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"text": "First page.", "chunk": "p1"}], **_either("text", "tokens")},
+    )
     text: StrictStr | None = None
-    tokens: list[TokenId] | None = None
+    tokens: TokenIds | None = None
     chunk: ItemId | None = Field(None, description="A second chunk with the same id changes nothing.")
 
 
@@ -73,7 +106,7 @@ class ContextBody(_Body):
         extra="forbid", json_schema_extra={"examples": [{"context": [{"id": "a", "text": "Best hit."}, {"id": "b"}]}]}
     )
     context: list[ContextItemBody] = Field(max_length=settings.MAX_CONTEXT_ITEMS)
-    version: Annotated[StrictInt, Field(ge=-MAX_INTEGER, le=MAX_INTEGER)] | None = Field(
+    version: Version | None = Field(
         None, description="An update whose version is not above the last one's changes nothing."
     )
 
@@ -81,10 +114,11 @@ class ContextBody(_Body):
 class FinishBody(_Body):
     """The context is complete, perhaps with a last chunk."""
 
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_AT_MOST_ONE_CONTENT)
     text: StrictStr | None = None
-    tokens: list[TokenId] | None = None
+    tokens: TokenIds | None = None
     chunk: ItemId | None = None
-    expect: ExactInteger | None = Field(None, description="Wait until so many chunks are there.")
+    expect: Count | None = Field(None, description="Wait until so many chunks are there.")
 
 
 class OpenOperation(OpenBody):

@@ -26,12 +26,22 @@ from stream2llm_router.gateway.problems import Problem
 from stream2llm_router.gateway.streams import RawEvent
 
 router = APIRouter(tags=["streams"])
-EVENT_ID = r"^[0-9]{1,20}-[0-9]{1,20}$"
+EVENT_ID = r"^(0|[0-9]{1,20}-[0-9]{1,20})$"
 
+EVENT_SCHEMA = {
+    "description": "One event; `data` is a JSON object, as in docs/wire-protocol.md.",
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+        "retry": {"type": "integer"},
+    },
+}
 EVENTS_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Reply events up to the terminal one; each event's id is where to resume.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        "content": {MEDIA_TYPE: {"schema": EVENT_SCHEMA}},
     }
 }
 
@@ -46,7 +56,20 @@ def fields_of_open(body: OpenBody) -> tuple[str, dict[bytes, bytes]]:
     return stream, open_fields(stream, body.plain_messages(), body.prompt, body.params, body.options)
 
 
-@router.post("/v1/streams", status_code=201, responses=problems(409, 413, 422, 429), summary="Open a stream")
+def _linked(*operations: str) -> dict[str, Any]:
+    """OpenAPI links: what can be done with an opened stream."""
+    return {name: {"operationId": name, "parameters": {"stream": "$response.body#/stream"}} for name in operations}
+
+
+@router.post(
+    "/v1/streams",
+    status_code=201,
+    responses={
+        201: {"description": "Opened.", "links": _linked("append", "update", "finish", "cancel")},
+        **problems(409, 413, 422, 429),
+    },
+    summary="Open a stream",
+)
 async def open_stream(body: OpenBody, gateway: GatewayOf, tenant: TenantOf, response: Response) -> Opened:
     """The part of the prompt before the marker is prefilled from now on."""
     stream, fields = fields_of_open(body)
@@ -106,25 +129,24 @@ async def events(
     gateway: GatewayOf,
     tenant: TenantOf,
     last_event_id: Annotated[
-        str | None, Header(pattern=EVENT_ID, description="Resume after this event.", examples=["1764482400000-0"])
-    ] = None,
+        str, Header(pattern=EVENT_ID, description="Resume after this event.", examples=["1764482400000-0"])
+    ] = START,
 ) -> Response:
     """Server-sent events. A reader that was cut off comes back with `Last-Event-ID` and misses nothing."""
-    place = last_event_id or START
     key = gateway.keys.reply(tenant, stream)
-    first = await gateway.streams.read(key, place)
+    first = await gateway.streams.read(key, last_event_id)
     if not first:
         found = await gateway.streams.find(tenant, stream)
-        if found.unknown or (not found.has_reply and (last_event_id or found.state == "ended")):
+        if found.unknown or (not found.has_reply and (last_event_id != START or found.state == "ended")):
             raise Problem(410, "reply_gone", f"stream {stream!r} has no reply: it has expired, or was never opened")
         if found.state == "ended":
             # What came between the two questions is there by now.
-            first = await gateway.streams.read(key, place)
+            first = await gateway.streams.read(key, last_event_id)
             if not first:
                 return Response(status_code=204)
     gateway.readers.take(tenant)
     return GuardedStream(
-        reply_frames(gateway, tenant, stream, place, first), closed=lambda: gateway.readers.give_back(tenant)
+        reply_frames(gateway, tenant, stream, last_event_id, first), closed=lambda: gateway.readers.give_back(tenant)
     )
 
 
