@@ -1,1 +1,1 @@
-"""The KV connector. It moves no blocks yet: it carries the scheduler's statistics to /metrics."""
+"""The KV connector: swaps the KV cache of preempted requests, and carries the scheduler's statistics to /metrics."""
