@@ -8,11 +8,15 @@ Rules
 - A victim ranks strictly below the one it makes room for; a parked stream may also give way to any request whose
   prompt is whole, whatever their ranks. So a request that waits for nobody but us is never blocked by streams that wait
   for their producers, under every policy.
+- The lowest rank gives way first; among equals the one that costs least per block freed.
 - A newcomer is admitted only if its whole known prompt fits beside what ranks above it. Otherwise it would take the
   room of one chunk, stall, be preempted and start over.
-- If that leaves the step empty, the first candidate that can get anything gets it: the admission rule, the watermark
-  and the victims' minimum residency no longer count, and a new chunk may take from any parked stream. What was
-  computed before may not: two parked streams would take turns for ever, computing the same tokens again.
+- What a preemption took comes back ahead of its stream's next chunk only if there is free memory: nobody is pushed out
+  for tokens that may never be needed.
+- If that leaves the step empty, the first candidate that can get anything gets it: the admission rule and the watermark
+  no longer count, and a new chunk may take from any parked stream. What was computed before may not: two parked streams
+  would take turns for ever, computing the same tokens again. Only if that does not help either, the victims' minimum
+  residency no longer counts.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 
+from stream2llm_pod.scheduling.victims import cheapest_among_equals
 from stream2llm_pod.scheduling.views import Candidate, Limits, Victim
 
 MAX_PASSED_OVER = 16
@@ -79,6 +84,7 @@ class _Step:
         self.left_out: list[Candidate] = []
         self.gone: set[str] = set()
         self.last_resort = False
+        self.spares_the_protected = True
         self._active = _Remembered(lambda: victims(False))
         self._parked = _Remembered(lambda: victims(True))
 
@@ -122,12 +128,14 @@ class _Step:
     def _may_take(self, victim: Victim, candidate: Candidate, any_parked: bool) -> bool:
         if victim.req_id in self.gone or victim.req_id in self.plan.grants or victim.req_id == candidate.req_id:
             return False
-        if victim.protected and not self.last_resort:
+        if victim.protected and self.spares_the_protected:
             return False
         return victim.rank > candidate.rank or (victim.parked and any_parked)
 
     def _eligible(self, candidate: Candidate) -> Iterator[Victim]:
         """Whom the candidate may push out, lowest rank first."""
+        if not (candidate.complete or candidate.fresh or candidate.holds_slot):
+            return
         any_parked = candidate.complete or (self.last_resort and candidate.fresh)
         for victim in merge(self._active, self._parked, key=lambda v: v.rank, reverse=True):
             if victim.rank <= candidate.rank:
@@ -157,7 +165,7 @@ class _Step:
             return True
         chosen: list[Victim] = []
         for_slot: set[str] = set()
-        for victim in self._eligible(candidate):
+        for victim in cheapest_among_equals(self._eligible(candidate)):
             if short_blocks <= 0:
                 # Only a parked stream gives up its slot for nothing else: what runs will end by itself.
                 if not (victim.parked and victim.holds_slot):
@@ -227,7 +235,9 @@ def plan_step(
             break
     if not step.plan.grants and step.left_out and may_resort():
         step.last_resort = True
-        for candidate in step.left_out:
-            if candidate.req_id not in step.gone and step.serve(candidate):
-                break
+        for spares in (True, False):
+            step.spares_the_protected = spares
+            for candidate in step.left_out:
+                if candidate.req_id not in step.gone and step.serve(candidate):
+                    return step.plan
     return step.plan

@@ -21,9 +21,16 @@ class Policy(ABC):
     min_residency_s: float = 0.0
     """How long a stream that was just admitted is spared from preemption."""
 
+    tie_breakers: int = 2
+    """How many parts at the end of a key only tell equals apart: arrival and name."""
+
     @abstractmethod
     def key(self, view: StreamView, now_s: float) -> RankKey:
         """The stream's rank key at `now_s` (seconds on the scheduler's clock)."""
+
+    def level(self, key: RankKey) -> RankKey:
+        """What the policy really ranks by. Among equals, the cheapest victim goes first."""
+        return key[: len(key) - self.tie_breakers]
 
     def changes_at_s(self, view: StreamView, now_s: float) -> float | None:
         """When the key changes by the mere passing of time; None if it never does."""
@@ -35,6 +42,7 @@ class Default(Policy):
     deadlocks, so this key is asked for only when a victim is needed."""
 
     name = "default"
+    tie_breakers = 1
 
     def key(self, view: StreamView, now_s: float) -> RankKey:
         return (view.arrival_s, view.req_id)
@@ -44,6 +52,7 @@ class Fcfs(Policy):
     """First come, first served; streams whose prompt is whole go before those still arriving."""
 
     name = "fcfs"
+    tie_breakers = 1
 
     def key(self, view: StreamView, now_s: float) -> RankKey:
         return (int(view.open), view.arrival_s, view.req_id)

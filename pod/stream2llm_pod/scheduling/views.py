@@ -49,7 +49,7 @@ class Candidate:
     computed_tokens: int
     held_blocks: int
     restored_tokens: int = 0
-    """Tokens that its admission brings back without computing them (prefix cache)."""
+    """Tokens that its admission brings back without computing them (prefix cache, host pool). They need blocks too."""
     shared_blocks: int = 0
     """Blocks among the restored ones that somebody else holds already, so they cost no free block."""
     fresh: bool = False
@@ -69,6 +69,10 @@ class Victim:
     holds_slot: bool
     protected: bool = False
     """It was resumed a moment ago and is spared unless nothing else can run."""
+    level: RankKey = ()
+    """What its policy ranks it by; two of one level are told apart by arrival and name only."""
+    price: float = 0.0
+    """What its preemption costs, in whatever unit all victims share."""
 
 
 @dataclass(frozen=True, slots=True)

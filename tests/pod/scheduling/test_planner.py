@@ -191,6 +191,7 @@ def test_the_plan_is_work_conserving(state: State) -> None:
             for v in state.streams
             if v is not stream
             and state.held_blocks(v)
+            and (may_take_parked or stream.state == "running")
             and (v.position > stream.position or (v.state == "parked" and may_take_parked))
         ]
         has_slot = stream.state == "running" or state.free_slots > 0
@@ -259,6 +260,27 @@ def test_repeated_work_never_takes_from_a_parked_stream_of_higher_rank() -> None
     new = candidate("new", 6, complete=False, fresh=True)
     assert plan_step([], [again], parked_victim, limits).grants == {}
     assert plan_step([], [again, new], parked_victim, limits).grants == {"new": 64}
+
+
+def test_repeated_work_of_an_open_stream_pushes_nobody_out() -> None:
+    limits = Limits(budget_tokens=64, free_blocks=0, block_size=16, free_slots=1)
+    again = candidate("again", 0, complete=False, fresh=False)
+    lower = Victim("lower", (9, "lower"), False, 8, True)
+    assert plan_step([], [again], lambda parked: [] if parked else [lower], limits).victims == []
+    whole = candidate("whole", 0)
+    assert plan_step([], [whole], lambda parked: [] if parked else [lower], limits).victims == ["lower"]
+
+
+def test_an_empty_step_takes_from_the_parked_before_it_takes_from_the_protected() -> None:
+    limits = Limits(budget_tokens=64, free_blocks=0, block_size=16, free_slots=1, parked_slots=1)
+    new = candidate("new", 5, complete=False, fresh=True)
+    resumed = Victim("resumed", (9, "resumed"), False, 8, True, protected=True)
+
+    def victims(parked: bool) -> list[Victim]:
+        return parked_victim(True) if parked else [resumed]
+
+    assert plan_step([], [new], victims, limits).victims == ["parked"]
+    assert plan_step([], [new], lambda parked: [] if parked else [resumed], limits).victims == ["resumed"]
 
 
 def test_a_full_house_of_parked_streams_gives_up_a_slot() -> None:
