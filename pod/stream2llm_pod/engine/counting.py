@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
+
+from stream2llm_pod.scheduling.costs import Preemption
+
+CAUSES = ("memory", "policy")
+"""KV blocks were short; or only a run slot was, and the policy preferred somebody else."""
+DIRECTIONS = ("out", "in")
+CURVES = ("prefill", "swap_out", "swap_in")
+PREEMPTIONS = tuple(product(map(str, Preemption), CAUSES))
+
+PLAIN_TOTALS = (
+    "recomputed_tokens",
+    "prefill_tokens",
+    "invalidated_tokens",
+    "empty_plan_steps",
+    "fallback_steps",
+    "internal_errors",
+    "failed_requests",
+    "ignored_operations",
+)
+PLAIN_GAUGES = ("open_streams", "parked_streams", "prefill_backlog_tokens", "kv_cache_usage_ratio")
+
+
+def named(name: str, *labels: str) -> str:
+    """One name for one series of a labelled figure."""
+    return ".".join((name, *labels))
+
+
+TOTALS = frozenset(
+    (
+        *PLAIN_TOTALS,
+        *(named("preemptions", *labels) for labels in PREEMPTIONS),
+        *(named("preemption_cost_seconds", *labels) for labels in PREEMPTIONS),
+        *(named("swapped_bytes", direction) for direction in DIRECTIONS),
+    )
+)
+GAUGES = frozenset((*PLAIN_GAUGES, *(named("correction", curve) for curve in CURVES)))
 
 
 @dataclass(slots=True)
 class Counters:
     """Totals since the start; then what happened since the last report; then the present state."""
 
-    preemptions_memory: int = 0
-    """KV blocks were short."""
-    preemptions_policy: int = 0
-    """Only a run slot was short, and the policy preferred somebody else."""
+    preemptions: dict[tuple[str, str], int] = field(default_factory=lambda: dict.fromkeys(PREEMPTIONS, 0))
+    """(kind, cause) → how many."""
+    preemption_cost_s: dict[tuple[str, str], float] = field(default_factory=lambda: dict.fromkeys(PREEMPTIONS, 0.0))
+    """As predicted from the cost profile when they were decided; 0 without one."""
+    swapped_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
     recomputed_tokens: int = 0
     prefill_tokens: int = 0
     invalidated_tokens: int = 0
@@ -38,6 +76,22 @@ class Counters:
     parked_streams: int = 0
     prefill_backlog_tokens: int = 0
     kv_cache_usage_ratio: float = 0.0
+    corrections: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CURVES, 0.0))
+    """Observed ÷ predicted by curve, as far as it has been learnt; 0 without a cost profile."""
+
+    def preempted(self, kind: str, cause: str, cost_ms: float) -> None:
+        self.preemptions[kind, cause] += 1
+        self.preemption_cost_s[kind, cause] += cost_ms / 1e3
+
+    def figures(self) -> dict[str, float]:
+        """All of `TOTALS` and `GAUGES` by name."""
+        figures: dict[str, float] = {name: getattr(self, name) for name in (*PLAIN_TOTALS, *PLAIN_GAUGES)}
+        for labels in PREEMPTIONS:
+            figures[named("preemptions", *labels)] = self.preemptions[labels]
+            figures[named("preemption_cost_seconds", *labels)] = self.preemption_cost_s[labels]
+        figures |= {named("swapped_bytes", name): value for name, value in self.swapped_bytes.items()}
+        figures |= {named("correction", name): value for name, value in self.corrections.items()}
+        return figures
 
     def planned(self, duration_s: float) -> None:
         self.plans += 1

@@ -55,6 +55,8 @@ class StreamStats:
     """Tokens of the final prompt that were computed when the finish arrived."""
     preemptions: int = 0
     recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    """Tokens that came back from host memory after preemptions."""
     invalidated_tokens: int = 0
 
 

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from stream2llm_pod.engine.gating import GatedQueue
+from stream2llm_pod.engine.statistics import joined
+from stream2llm_pod.engine.swap.connector import own_connector
+from stream2llm_pod.engine.swap.metadata import copies_in
+from stream2llm_pod.engine.timing import Span, StepTimes, substantial
 from stream2llm_pod.scheduling.planner import Plan, plan_step
 from stream2llm_pod.scheduling.policies import Default, make_policy
 from stream2llm_pod.scheduling.ranking import RankIndex
+from stream2llm_pod.scheduling.victims import cheapest_among_equals
 from stream2llm_pod.scheduling.views import Candidate, Limits, RankKey, StreamView, Victim
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ class TwoPhaseMixin(Base):
         self._grants: dict[str, int] | None = None
         self._empty_steps = 0
         self._asleep = False
+        self._step_times = StepTimes()
         self._observed_s = float("-inf")
         self.last_plan: Plan | None = None
 
@@ -150,6 +156,7 @@ class TwoPhaseMixin(Base):
         restored_tokens = shared_blocks = 0
         if not holds_slot and request.num_computed_tokens == 0:
             restored_tokens, shared_blocks = self.upstream.cached_prefix(request)
+            restored_tokens = max(restored_tokens, self.host_pool.restorable_tokens(req_id, request.num_tokens))
         return Candidate(
             req_id,
             key,
@@ -174,7 +181,7 @@ class TwoPhaseMixin(Base):
                 if request.request_id in self._waiting_index
             ]
             keys = heapq.merge(reversed(self._running_index), sorted(holding, reverse=True), reverse=True)
-        residency_s = self.ranking_policy.min_residency_s
+        residency_s = max(self.ranking_policy.min_residency_s, self.settings.min_residency_s)
         for key in keys:
             req_id = str(key[-1])
             request = self.requests[req_id]
@@ -186,8 +193,21 @@ class TwoPhaseMixin(Base):
                 parked,
                 self.upstream.freeable_blocks(req_id),
                 parked or request.status == RequestStatus.RUNNING,
-                not parked and now_s - self._admitted_s.get(req_id, -residency_s) < residency_s,
+                not parked
+                and (now_s - self._admitted_s.get(req_id, -residency_s) < residency_s or self._is_spared(request)),
+                self.ranking_policy.level(key),
+                self.preemptions.price(min(request.num_computed_tokens, request.num_tokens), self.kept_tokens(req_id)),
             )
+
+    def _is_spared(self, request: Any) -> bool:
+        """It was preempted, runs again, and has not got further than it was. One that has parked did all it could."""
+        up_to_tokens = self._spared_up_to_tokens.get(request.request_id)
+        if up_to_tokens is None:
+            return False
+        if request.num_computed_tokens > up_to_tokens:
+            del self._spared_up_to_tokens[request.request_id]
+            return False
+        return True
 
     # ---------------------------------------------------------------- one step
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -196,6 +216,8 @@ class TwoPhaseMixin(Base):
         plan: Plan | None = None
         hidden: list[Any] = []
         expose_all = self._upstream_order or self.upstream.paused()
+        # Outside a step vLLM preempts because the weights change, and then the KV is worthless.
+        self._may_swap = True
         try:
             self.apply_pending()
             self._changed.update(request.request_id for request in self.upstream.promote_blocked())
@@ -229,6 +251,7 @@ class TwoPhaseMixin(Base):
             self.waiting.expose(())
             self.kv_holding_waiting.expose(())
         self._after(plan, output, now_s)
+        self._may_swap = False
         return output
 
     def _nothing_to_decide(self) -> bool:
@@ -318,8 +341,15 @@ class TwoPhaseMixin(Base):
             for req_id, _ in starts:
                 self._changed.add(req_id)
                 self._admitted_s[req_id] = now_s
+        spans: list[Span] = []
         if output.total_num_scheduled_tokens > len(scheduled) or starts:
-            self._count_prefill(scheduled)
+            spans = self._count_prefill(scheduled)
+        if self.costs is not None:
+            # A step that copies takes longer than its tokens.
+            timed = substantial(spans, output.total_num_scheduled_tokens) and not copies_in(
+                output.kv_connector_metadata
+            )
+            self._step_times.left(output, spans if timed else (), self.clock())
         if output.total_num_scheduled_tokens:
             self._empty_steps = 0
         elif plan is not None and plan.grants:
@@ -328,8 +358,10 @@ class TwoPhaseMixin(Base):
         elif self._waiting_index and not self.upstream.anything_in_flight():
             self._relieve_or_sleep()
 
-    def _count_prefill(self, scheduled: dict[str, int]) -> None:
-        """Called when some request got more than a decode's token; those have moved, so their ranks are stale."""
+    def _count_prefill(self, scheduled: dict[str, int]) -> list[Span]:
+        """Called when some request got more than a decode's token; those have moved, so their ranks are stale. Returns
+        the prompts' tokens in the step."""
+        spans = []
         for req_id, tokens in scheduled.items():
             request = self.requests[req_id]
             before_tokens = request.num_computed_tokens - tokens
@@ -337,6 +369,8 @@ class TwoPhaseMixin(Base):
                 after_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
                 self.counters.prefill_tokens += after_tokens - before_tokens
                 self._changed.add(req_id)
+                spans.append((before_tokens, after_tokens))
+        return spans
 
     def _relieve_or_sleep(self) -> None:
         """Nothing ran although requests wait, and nothing is under way that could change that."""
@@ -350,7 +384,7 @@ class TwoPhaseMixin(Base):
             ended = [self.end_if_outgrown(request) for request in in_need]
             if any(ended):
                 return
-            victim = next(chain(self._victims(True, 0.0), self._victims(False, 0.0)), None)
+            victim = next(cheapest_among_equals(chain(self._victims(True, 0.0), self._victims(False, 0.0))), None)
             if victim is not None:
                 self.preempt(self.requests[victim.req_id], time.monotonic())
                 return
@@ -375,6 +409,10 @@ class TwoPhaseMixin(Base):
         return super().make_stats(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        if self.costs is not None:
+            timed = self._step_times.ended(scheduler_output, self.clock())
+            if timed is not None:
+                self.costs.observe_prefill(*timed)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.log_stats and self._open_ids and not self.has_unfinished_requests():
             self._send_last_figures(outputs)
@@ -382,20 +420,29 @@ class TwoPhaseMixin(Base):
 
     def _send_last_figures(self, outputs: dict[int, Any]) -> None:
         """The last stream has just parked and the engine goes to sleep: what is not reported now waits for long."""
+        connector = own_connector(self.connector)
+        statistics = next(
+            (of_client.scheduler_stats for of_client in outputs.values() if of_client.scheduler_stats), None
+        )
+        if connector is None or statistics is None:
+            return
         self._observe()
-        late = self.connector.get_kv_connector_stats() if self.connector is not None else None
+        late = connector.get_kv_connector_stats()
         if late is None:
             return
-        for client_outputs in outputs.values():
-            statistics = client_outputs.scheduler_stats
-            if statistics is not None and statistics.kv_connector_stats is None:
-                statistics.kv_connector_stats = late.to_dict()
-                return
+        present = statistics.kv_connector_stats or {}
+        if connector is self.connector:
+            statistics.kv_connector_stats = joined(present, late.data)
+        else:
+            name = type(connector).__name__
+            statistics.kv_connector_stats = {**present, name: joined(present.get(name, {}), late.data)}
 
     def _observe(self) -> None:
         counters = self.counters
         counters.open_streams = len(self._open_ids)
         counters.parked_streams = self.num_waiting_for_streaming_input
+        if self.costs is not None:
+            counters.corrections = self.costs.corrections
         counters.kv_cache_usage_ratio = self.get_kv_cache_usage()
         counters.prefill_backlog_tokens = sum(
             max(request.num_prompt_tokens - request.num_computed_tokens, 0) for request in self.requests.values()

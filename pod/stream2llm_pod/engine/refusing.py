@@ -8,6 +8,8 @@ from typing import Any
 def unsupported_features(scheduler: Any) -> list[str]:
     """One line for each feature of the engine that streaming prefill does not support."""
     config = scheduler.vllm_config
+    swaps = scheduler.settings.swaps
+    hash_block_size = scheduler.kv_cache_config.hash_block_size
     checks = (
         (len(scheduler.kv_cache_config.kv_cache_groups) != 1, "models with several KV cache groups (hybrid attention)"),
         (getattr(scheduler, "has_mamba_layers", False), "Mamba or linear-attention state"),
@@ -23,6 +25,14 @@ def unsupported_features(scheduler: Any) -> list[str]:
         ),
         (scheduler.is_encoder_decoder, "encoder-decoder models"),
         (config.model_config.runner_type == "pooling", "pooling models"),
+        (
+            swaps and scheduler.kv_cache_config.needs_kv_cache_zeroing,
+            "--preemption swap or cost with a KV cache of mixed precision (use --preemption recompute)",
+        ),
+        (
+            swaps and hash_block_size not in (None, scheduler.block_size),
+            "--preemption swap or cost with prefix-cache hashes of parts of a block (use --preemption recompute)",
+        ),
         (config.scheduler_config.policy != "fcfs", "--scheduling-policy priority (use --policy)"),
     )
     return [reason for found, reason in checks if found]

@@ -55,6 +55,8 @@ class StreamSession:
     prefilled_before_finish_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    swapped_tokens: int = 0
+    """Tokens that came back from host memory after preemptions."""
     invalidated_tokens: int = 0
     pending: list[tuple[Any, Op]] = field(default_factory=list)
     """Operations that arrived while a KV transfer into this request was under way."""
@@ -65,5 +67,6 @@ class StreamSession:
             "prefilled_before_finish_tokens": self.prefilled_before_finish_tokens,
             "preemptions": self.preemptions,
             "recomputed_tokens": self.recomputed_tokens,
+            "swapped_tokens": self.swapped_tokens,
             "invalidated_tokens": self.invalidated_tokens,
         }

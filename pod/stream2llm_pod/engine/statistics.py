@@ -6,27 +6,15 @@ They ride in vLLM's KV connector statistics, the one channel that takes free-for
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from stream2llm_pod.engine.configuring import read_settings
-from stream2llm_pod.engine.counting import MAX_DURATIONS
+from stream2llm_pod.engine.counting import CURVES, DIRECTIONS, GAUGES, MAX_DURATIONS, PREEMPTIONS, TOTALS, named
 
-TOTALS = (
-    "preemptions_memory",
-    "preemptions_policy",
-    "recomputed_tokens",
-    "prefill_tokens",
-    "invalidated_tokens",
-    "empty_plan_steps",
-    "fallback_steps",
-    "internal_errors",
-    "failed_requests",
-    "ignored_operations",
-)
-GAUGES = ("open_streams", "parked_streams", "prefill_backlog_tokens", "kv_cache_usage_ratio")
 DURATIONS = "plan_durations_s"
 PROGRESS = "progress"
 
@@ -54,8 +42,8 @@ class Reporter:
         self._due_s = now_s + REPORT_EVERY_S
         counters = self._scheduler.counters
         changed: dict[str, Any] = {}
-        for name in TOTALS + GAUGES:
-            value, before = getattr(counters, name), self._reported.get(name, 0)
+        for name, value in counters.figures().items():
+            before = self._reported.get(name, 0)
             if value != before:
                 changed[name] = value - before if name in TOTALS else value
                 self._reported[name] = value
@@ -67,6 +55,19 @@ class Reporter:
         return StreamStats(data=changed) if changed else None
 
 
+def joined(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Two reports as one."""
+    both = {**earlier, **later}
+    for name in earlier.keys() & later.keys():
+        if name in TOTALS:
+            both[name] = earlier[name] + later[name]
+        elif name == DURATIONS:
+            both[name] = [*earlier[name], *later[name]][-MAX_DURATIONS:]
+        elif name == PROGRESS:
+            both[name] = {**earlier[name], **later[name]}
+    return both
+
+
 @dataclass
 class StreamStats(KVConnectorStats):
     """`data`: growth of the totals, present gauges, plan durations in seconds, and progress."""
@@ -75,16 +76,9 @@ class StreamStats(KVConnectorStats):
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        for name, value in other.data.items():
-            if name in TOTALS:
-                self.data[name] = self.data.get(name, 0) + value
-            elif name == DURATIONS:
-                self.data[name] = [*self.data.get(name, ()), *value][-MAX_DURATIONS:]
-            elif name == PROGRESS:
-                # For the front end only, which has seen it; a log line has no use for it.
-                self.data.pop(name, None)
-            else:
-                self.data[name] = value
+        self.data = joined(self.data, other.data)
+        # For the front end only, which has seen it; a log line has no use for it.
+        self.data.pop(PROGRESS, None)
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -114,11 +108,6 @@ class StreamPromMetrics(KVConnectorPromMetrics):
         own = {"namespace": settings.namespace, "pool": settings.pool, "pod": settings.pod}
         self._label_names = [*own, *labelnames]
         self._label_values = {engine: [*own.values(), *values] for engine, values in per_engine_labelvalues.items()}
-        preemptions = self._counter_cls(
-            name="stream2llm_preemptions_total",
-            documentation="Requests whose KV cache was taken, by what happened to it and why.",
-            labelnames=[*self._label_names, "kind", "cause"],
-        )
         self._plan_seconds = self._labelled(
             self._histogram_cls(
                 name="stream2llm_plan_seconds",
@@ -128,8 +117,38 @@ class StreamPromMetrics(KVConnectorPromMetrics):
             )
         )
         self._series = {
-            "preemptions_memory": self._labelled(preemptions, "recompute", "memory"),
-            "preemptions_policy": self._labelled(preemptions, "recompute", "policy"),
+            **self._family(
+                self._counter_cls,
+                "preemptions",
+                "preemptions_total",
+                "Requests whose KV cache was taken, by what happened to it and why.",
+                ("kind", "cause"),
+                PREEMPTIONS,
+            ),
+            **self._family(
+                self._counter_cls,
+                "preemption_cost_seconds",
+                "preemption_cost_seconds_total",
+                "What preemptions cost as the cost profile predicts; 0 without one.",
+                ("kind", "cause"),
+                PREEMPTIONS,
+            ),
+            **self._family(
+                self._counter_cls,
+                "swapped_bytes",
+                "swapped_bytes_total",
+                "Bytes of KV cache copied to host memory and back.",
+                ("direction",),
+                [(direction,) for direction in DIRECTIONS],
+            ),
+            **self._family(
+                self._gauge_cls,
+                "correction",
+                "cost_model_correction_ratio",
+                "Observed cost by predicted cost, by curve; 0 without a cost profile.",
+                ("curve",),
+                [(curve,) for curve in CURVES],
+            ),
             "recomputed_tokens": self._counter("recomputed_tokens_total", "Tokens computed again after a preemption."),
             "prefill_tokens": self._counter("prefill_tokens_total", "Prompt tokens computed."),
             "invalidated_tokens": self._counter(
@@ -154,6 +173,21 @@ class StreamPromMetrics(KVConnectorPromMetrics):
 
     def _labelled(self, metric: Any, *extra: str) -> dict[int, Any]:
         return {engine: metric.labels(*values, *extra) for engine, values in self._label_values.items()}
+
+    def _family(
+        self,
+        make: Any,
+        figure: str,
+        name: str,
+        documentation: str,
+        label_names: tuple[str, ...],
+        labels: Iterable[tuple[str, ...]],
+    ) -> dict[str, dict[int, Any]]:
+        """All series of one labelled metric, by the names that their figures travel under."""
+        metric = make(
+            name=f"stream2llm_{name}", documentation=documentation, labelnames=[*self._label_names, *label_names]
+        )
+        return {named(figure, *values): self._labelled(metric, *values) for values in labels}
 
     def _counter(self, name: str, documentation: str) -> dict[int, Any]:
         return self._labelled(

@@ -13,11 +13,17 @@ from vllm.v1.request import RequestStatus
 
 from stream2llm_pod.engine.compat.selecting import checked_module
 from stream2llm_pod.engine.configuring import read_settings
+from stream2llm_pod.engine.costing import read_costs
 from stream2llm_pod.engine.counting import Counters
 from stream2llm_pod.engine.protocol import Op, OpKind, read_op
 from stream2llm_pod.engine.refusing import unsupported_features
 from stream2llm_pod.engine.sessions import Prompt, StreamSession
+from stream2llm_pod.engine.swap.backend import Direction, TimedCopy
+from stream2llm_pod.engine.swap.connector import own_connector
+from stream2llm_pod.engine.swap.hostpool import Copies, HostPool
+from stream2llm_pod.scheduling.costs import Preemption
 from stream2llm_pod.scheduling.prefix import common_prefix_tokens, to_tokens
+from stream2llm_pod.scheduling.victims import Preemptions
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as Base
@@ -53,10 +59,24 @@ class StreamingMixin(Base):
         self._open_ids: set[str] = set()
         self._pending_ids: set[str] = set()
         self._lost_tokens: dict[str, int] = {}
+        self._spared_up_to_tokens: dict[str, int] = {}
         self._failures: list[tuple[int, EngineCoreOutput]] = []
         self._slot_victims: set[str] = set()
-        if hasattr(self.connector, "report_from"):
-            self.connector.report_from(self)
+        self._may_swap = False
+        self.host_pool = HostPool(0, self.block_size)
+        self._block_bytes = 0
+        self._attach_connector()
+        self.costs = read_costs(self.settings, self.vllm_config)
+        self.preemptions = Preemptions(self.settings.preemption, self.costs, self.host_pool.has_room)
+
+    def _attach_connector(self) -> None:
+        connector = own_connector(self.connector)
+        if connector is None:
+            return
+        connector.report_from(self)
+        connector.on_restored, connector.on_copies = self._note_restored, self._note_copies
+        connector.on_timed = self._note_timed_copy
+        self.host_pool, self._block_bytes = connector.pool, connector.block_bytes
 
     # ---------------------------------------------------------------- hooks for the planning side
     def on_changed(self, request: Any) -> None:
@@ -143,6 +163,7 @@ class StreamingMixin(Base):
     def _change_prompt(self, request: Any, session: StreamSession, incoming: Any, op: Op) -> None:
         session.last_chunk_s = self.clock()
         known_tokens = request.num_tokens
+        swapped_tokens = self.host_pool.tokens(session.req_id)
         computed_tokens = min(request.num_computed_tokens, known_tokens)
         session.computed_once_tokens = max(session.computed_once_tokens, computed_tokens)
         shared_tokens = known_tokens
@@ -152,8 +173,10 @@ class StreamingMixin(Base):
             self.upstream.replace_prompt(request, list(incoming.prompt_token_ids), shared_tokens, incoming.block_hashes)
             session.prompt.replace(new_tokens)
             session.computed_once_tokens = min(session.computed_once_tokens, shared_tokens)
-            if self._lost_tokens.get(session.req_id, 0) > shared_tokens:
-                self._lost_tokens[session.req_id] = shared_tokens
+            for marks in (self._lost_tokens, self._spared_up_to_tokens):
+                if marks.get(session.req_id, 0) > shared_tokens:
+                    marks[session.req_id] = shared_tokens
+            self._note_invalidated(session, self.host_pool.trim(session.req_id, shared_tokens))
         elif not op.empty:
             chunk = list(incoming.prompt_token_ids)
             self.upstream.extend_prompt(request, chunk)
@@ -162,7 +185,7 @@ class StreamingMixin(Base):
             session.open = False
             self._open_ids.discard(session.req_id)
             request.max_tokens = session.max_tokens
-            session.prefilled_before_finish_tokens = min(shared_tokens, computed_tokens)
+            session.prefilled_before_finish_tokens = min(shared_tokens, max(computed_tokens, swapped_tokens))
         if self._fail_if_too_long(request):
             return
         if session.open and request.num_tokens == known_tokens == shared_tokens:
@@ -171,11 +194,14 @@ class StreamingMixin(Base):
         keep_tokens = min(shared_tokens, computed_tokens, request.num_tokens - 1)
         kept_tokens = self.upstream.truncate(request, keep_tokens, same_values=shared_tokens >= computed_tokens)
         if shared_tokens < computed_tokens:
-            session.invalidated_tokens += computed_tokens - kept_tokens
-            self.counters.invalidated_tokens += computed_tokens - kept_tokens
+            self._note_invalidated(session, computed_tokens - kept_tokens)
         self.upstream.readmit(request, kept_tokens)
         self._report_progress(session, request)
         self.on_changed(request)
+
+    def _note_invalidated(self, session: StreamSession, tokens: int) -> None:
+        session.invalidated_tokens += tokens
+        self.counters.invalidated_tokens += tokens
 
     # ---------------------------------------------------------------- prompts that cannot fit
     def _fail_if_too_long(self, request: Any) -> bool:
@@ -264,6 +290,9 @@ class StreamingMixin(Base):
         self._open_ids.discard(req_id)
         self._pending_ids.discard(req_id)
         self._lost_tokens.pop(req_id, None)
+        self._spared_up_to_tokens.pop(req_id, None)
+        # vLLM's connector hook has done so, but for one that ends with its blocks still awaited.
+        self.host_pool.drop(req_id)
         self.counters.progress.pop(req_id, None)
         self.on_gone(req_id)
         if session is not None:
@@ -276,7 +305,7 @@ class StreamingMixin(Base):
 
     # ---------------------------------------------------------------- preemption
     def preempt(self, request: Any, timestamp_s: float) -> None:
-        """Take all KV blocks of a running, parked or readmitted request; it recomputes later."""
+        """Take all KV blocks of a running, parked or readmitted request; it gets them back, or recomputes, later."""
         if request.status == RequestStatus.RUNNING:
             self.upstream.preempt_running(request, timestamp_s)
             return
@@ -293,25 +322,69 @@ class StreamingMixin(Base):
             self.upstream.restart_as_new(request)
         self.on_changed(request)
 
+    def kept_tokens(self, req_id: str) -> int:
+        """Tokens at its beginning that the prefix cache would give back after a preemption, because others use them."""
+        return int(self.upstream.shared_prefix_blocks(req_id) * self.block_size)
+
     def _note_preemption(self, request: Any) -> None:
+        """To be called while the request still has its blocks: its tokens may go to the host pool."""
+        req_id = request.request_id
         computed_tokens = min(request.num_computed_tokens, request.num_tokens)
-        self._lost_tokens[request.request_id] = computed_tokens
-        if request.request_id in self._slot_victims:
-            self.counters.preemptions_policy += 1
-        else:
-            self.counters.preemptions_memory += 1
-        session = self.streams.get(request.request_id)
+        kept_tokens = min(self.kept_tokens(req_id), computed_tokens)
+        how = self._swap_out(request, computed_tokens, kept_tokens)
+        cause = "policy" if req_id in self._slot_victims else "memory"
+        self.counters.preempted(how, cause, self.preemptions.cost_ms(how, computed_tokens, kept_tokens))
+        self._lost_tokens[req_id] = computed_tokens
+        self._spared_up_to_tokens.pop(req_id, None)
+        session = self.streams.get(req_id)
         if session is not None:
             session.preemptions += 1
             session.computed_once_tokens = max(session.computed_once_tokens, computed_tokens)
 
+    def _swap_out(self, request: Any, computed_tokens: int, kept_tokens: int) -> Preemption:
+        # Blocks that a step in flight may still write to are not complete yet.
+        if not (
+            self._may_swap and self.upstream.can_give_up_blocks(request) and self.upstream.can_be_restored(request)
+        ):
+            return Preemption.RECOMPUTE
+        if self.preemptions.choose(computed_tokens, kept_tokens) is Preemption.RECOMPUTE:
+            return Preemption.RECOMPUTE
+        block_ids = [block.block_id for block in self.upstream.blocks(request.request_id)]
+        stored = self.host_pool.store(request.request_id, computed_tokens, block_ids)
+        return Preemption.SWAP if stored else Preemption.RECOMPUTE
+
     def note_admissions(self, starts: Iterable[tuple[str, int]]) -> None:
-        """Count as recomputed what a preemption took and the prefix cache did not give back."""
+        """Count as recomputed what a preemption took and nothing gave back. What runs again is spared until it has got
+        further than it was."""
         if not self._lost_tokens:
             return
         for req_id, computed_tokens in starts:
-            again_tokens = max(self._lost_tokens.pop(req_id, 0) - computed_tokens, 0)
+            lost_tokens = self._lost_tokens.pop(req_id, None)
+            if lost_tokens is None:
+                continue
+            self._spared_up_to_tokens[req_id] = lost_tokens
+            again_tokens = max(lost_tokens - computed_tokens, 0)
             self.counters.recomputed_tokens += again_tokens
             session = self.streams.get(req_id)
             if session is not None:
                 session.recomputed_tokens += again_tokens
+
+    def _note_restored(self, req_id: str, tokens: int) -> None:
+        session = self.streams.get(req_id)
+        if session is not None:
+            session.swapped_tokens += tokens
+
+    def _note_copies(self, copies: Copies) -> None:
+        self.counters.swapped_bytes[Direction.OUT] += len(copies.out) * self._block_bytes
+        self.counters.swapped_bytes[Direction.IN] += len(copies.into) * self._block_bytes
+
+    def _note_timed_copy(self, copy: TimedCopy) -> None:
+        if self.costs is not None:
+            observe = self.costs.observe_swap_out if copy.direction is Direction.OUT else self.costs.observe_swap_in
+            observe(copy.blocks * self.block_size, copy.seconds * 1e3)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        if reset_running_requests:
+            # The weights have changed, and all KV with them.
+            self.host_pool.drop_all()
+        return bool(super().reset_prefix_cache(reset_running_requests, reset_connector))

@@ -342,6 +342,7 @@ class Session:
             "prefilled_before_finish_tokens": stats.prefilled_before_finish_tokens if stats else 0,
             "preemptions": stats.preemptions if stats else 0,
             "recomputed_tokens": stats.recomputed_tokens if stats else 0,
+            "swapped_tokens": stats.swapped_tokens if stats else 0,
             "attempts": self.attempt,
         }
         self._send(events.Done(finish_reason, usage, timings), terminal=True)

@@ -14,6 +14,8 @@ import pytest
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+# Else the CPU platform starts a worker process, which tests could not look into.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 if TYPE_CHECKING:
     from driving import References

@@ -67,6 +67,7 @@ NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
             "num_in_flight_tokens",
             "num_output_placeholders",
             "is_prefill_chunk",
+            "skip_reading_prefix_cache",
         )
     ),
     PrivateAttribute("vllm.v1.core.kv_cache_manager:KVCacheManager.watermark_blocks"),
@@ -111,6 +112,15 @@ class Upstream:
     def freeable_blocks(self, req_id: str) -> int:
         return sum(block.ref_cnt == 1 for block in self.blocks(req_id))
 
+    def shared_prefix_blocks(self, req_id: str) -> int:
+        """How many of its first blocks others hold too: their values outlive it."""
+        shared = 0
+        for block in self.blocks(req_id):
+            if block.ref_cnt < 2 or block.block_hash is None:
+                break
+            shared += 1
+        return shared
+
     def free_blocks(self) -> int:
         return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
@@ -128,6 +138,10 @@ class Upstream:
             self._scheduler._request_blocks_can_be_freed(request)
             and request.status != RequestStatus.WAITING_FOR_REMOTE_KVS
         )
+
+    def can_be_restored(self, request: Any) -> bool:
+        """Whether vLLM would take computed tokens from elsewhere when it admits the request."""
+        return not request.skip_reading_prefix_cache
 
     def prefilling(self) -> list[Any]:
         return list(self._scheduler._inflight_prefills)

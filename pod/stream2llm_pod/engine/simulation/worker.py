@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from stream2llm_pod.engine.simulation.tokens import Digests, next_token, prefix_digests
+from stream2llm_pod.engine.swap.metadata import copies_in
 
 
 class InconsistentStep(AssertionError):
@@ -64,6 +65,7 @@ class SimulatedWorker:
         self._vocabulary = vocabulary
         self.forgets_preempted = forgets_preempted
         self._kv = np.zeros((num_blocks, block_size), dtype=np.uint64)
+        self._host: dict[int, Digests] = {}
         self._requests: dict[str, _Remembered] = {}
         self._step = 0
 
@@ -82,6 +84,7 @@ class SimulatedWorker:
         Raises InconsistentStep where a real worker would have computed something wrong.
         """
         self._step += 1
+        self._copy(scheduled)
         starts = self._remember(scheduled)
         if starts.keys() != scheduled.num_scheduled_tokens.keys():
             raise InconsistentStep(
@@ -97,6 +100,18 @@ class SimulatedWorker:
         for req_id, (_, end) in spans.items():
             self._check(req_id, end)
         return {req_id: self._sample(req_id, end) for req_id, (_, end) in spans.items()}
+
+    def _copy(self, scheduled: Any) -> None:
+        """Swap blocks of digests: all out, then all in, as the connector's workers do."""
+        copies = copies_in(scheduled.kv_connector_metadata)
+        if copies.into and not scheduled.has_sync_kv_loads:
+            raise InconsistentStep("blocks come back from the host after the forward pass that needs them")
+        for block_id, slot in copies.out:
+            self._host[slot] = self._kv[block_id].copy()
+        for slot, block_id in copies.into:
+            if slot not in self._host:
+                raise InconsistentStep(f"host slot {slot} is read and was never written")
+            self._kv[block_id] = self._host[slot]
 
     def _remember(self, scheduled: Any) -> dict[str, int]:
         """Apply what the scheduler says has changed; returns request id → computed tokens."""

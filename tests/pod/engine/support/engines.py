@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -19,6 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from stream2llm_pod.engine.arguments import engine_arguments
 from stream2llm_pod.engine.configuring import CONFIG_KEY, EngineSettings
+from stream2llm_pod.engine.identifying import profile_key
 from stream2llm_pod.engine.scheduler import AsyncStreamScheduler, StreamScheduler
 from stream2llm_pod.engine.simulation.clock import SimulatedClock
 
@@ -27,6 +29,8 @@ MAX_MODEL_LEN = 1024
 POOL_BLOCKS = 400
 SIMULATED_EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 STEP_S = 0.01
+HOST_BYTES = 64 << 20
+"""Host memory of the real engine's worker; each scheduler uses as much of it as its shape says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,12 @@ class Shape:
     max_wait_s: float = 60.0
     prefix_caching: bool = True
     stock: bool = False
+    preemption: str = "recompute"
+    host_blocks: int = 0
+    """KV blocks that the host pool holds."""
+    swap_is_cheap: bool = True
+    """For `cost`: copying costs a thousandth of computing the same, or a thousand times as much."""
+    min_residency_s: float = 0.0
     second_runner: bool = False
     """As with vLLM's second model runner, which drops a preempted request's state (simulated engine only)."""
 
@@ -53,6 +63,8 @@ class Engine:
         self._kv_cache_config = core.scheduler.kv_cache_config
         self._hasher = core.request_block_hasher
         self.simulated = hasattr(core.model_executor, "clock")
+        # One for each process in vLLM's eyes; here several engines share one.
+        self._connector_agent = kv_transfer_state._KV_CONNECTOR_AGENT
         self.clock: SimulatedClock = core.model_executor.clock if self.simulated else SimulatedClock()
 
     @property
@@ -62,6 +74,16 @@ class Engine:
     @property
     def vocabulary(self) -> int:
         return int(self.core.vllm_config.model_config.get_vocab_size())
+
+    @property
+    def swap_backend(self) -> Any:
+        """What copies blocks in the real engine's worker."""
+        return self._connector_agent.backend
+
+    def read_blocks(self, block_ids: list[int]) -> list[Any]:
+        """A copy of KV blocks of the real engine, layer by layer; the first dimension is the block."""
+        runner = self.core.model_executor.driver_worker.worker.model_runner
+        return [cache[block_ids].clone() for cache in runner.kv_caches]
 
     def passed(self) -> None:
         """A step has passed: move the clock of an engine whose executor does not."""
@@ -86,16 +108,30 @@ class Engine:
     def renew(self, shape: Shape) -> Any:
         """A new, empty scheduler."""
         core, config = self.core, self.core.vllm_config
+        kv_transfer_state._KV_CONNECTOR_AGENT = self._connector_agent
         if core.scheduler.requests or core.scheduler.has_requests() or core.batch_queue:
             self.abandon()
         kv_cache_config = copy.copy(self._kv_cache_config)
         kv_cache_config.num_blocks = shape.blocks + 1
+        # All tensors are in one allocation, of which each gives the size.
+        block_bytes = kv_cache_config.kv_cache_tensors[0].size // self._kv_cache_config.num_blocks
+        kv_cache_config.kv_cache_tensors = [
+            replace(tensor, size=block_bytes * kv_cache_config.num_blocks)
+            for tensor in kv_cache_config.kv_cache_tensors
+        ]
         config.cache_config.num_gpu_blocks = shape.blocks + 1
         config.cache_config.enable_prefix_caching = shape.prefix_caching
         config.scheduler_config.max_num_batched_tokens = shape.budget_tokens
         config.scheduler_config.max_num_scheduled_tokens = None
         config.scheduler_config.max_num_seqs = shape.slots
-        settings = replace(EngineSettings(), policy=shape.policy, max_wait_s=shape.max_wait_s)
+        settings = EngineSettings(
+            policy=shape.policy,
+            max_wait_s=shape.max_wait_s,
+            preemption=shape.preemption,
+            swap_bytes=shape.host_blocks * block_bytes,
+            cost_profile=profile_of(config, swap_is_cheap=shape.swap_is_cheap) if shape.preemption == "cost" else None,
+            min_residency_s=shape.min_residency_s,
+        )
         config.additional_config = {**config.additional_config, CONFIG_KEY: asdict(settings)}
         classes = (Scheduler, AsyncScheduler) if shape.stock else (StreamScheduler, AsyncStreamScheduler)
         core.request_block_hasher = self._hasher if shape.prefix_caching else None
@@ -116,10 +152,37 @@ class Engine:
         return core.scheduler
 
 
-def make_config(model: Path, *, asynchronous: bool = False, policy: str = "srpf", **arguments: Any) -> Any:
+def profile_of(config: Any, *, swap_is_cheap: bool) -> dict[str, Any]:
+    """A cost profile that fits this engine, with a straight line for each curve."""
+    key = asdict(profile_key(config))
+    minor = key.pop("vllm_minor")
+    copying_ms = 0.001 if swap_is_cheap else 1000.0
+    return {
+        "schema": 1,
+        **key,
+        "vllm_version": f"{minor}.0",
+        "kv_bytes_per_token": 1024,
+        "source": "estimated",
+        "measured_at": "",
+        "prefill": {"tokens": [1, 1024], "ms": [1.0, 1024.0]},
+        "swap_out": {"tokens": [1, 1024], "ms": [copying_ms, 1024 * copying_ms]},
+        "swap_in": {"tokens": [1, 1024], "ms": [copying_ms, 1024 * copying_ms]},
+    }
+
+
+def make_config(
+    model: Path,
+    *,
+    asynchronous: bool = False,
+    policy: str = "srpf",
+    preemption: str = "recompute",
+    swap_bytes: int = 0,
+    other_connector: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> Any:
     """A vLLM configuration with the arguments that a pod sets, and those given here."""
-    settings = replace(EngineSettings(), policy=policy)
-    pod = engine_arguments(settings, async_scheduling=asynchronous)
+    settings = EngineSettings(policy=policy, preemption=preemption, swap_bytes=swap_bytes)
+    pod = engine_arguments(settings, async_scheduling=asynchronous, other_connector=other_connector)
     pod["additional_config"] = {**pod["additional_config"], **arguments.pop("additional_config", {})}
     values = {
         "model": str(model),
@@ -142,12 +205,24 @@ def make_config(model: Path, *, asynchronous: bool = False, policy: str = "srpf"
 
 
 def make_core(config: Any) -> Any:
+    kv_transfer_state._KV_CONNECTOR_AGENT = None
     return EngineCore(config, Executor.get_class(config), log_stats=True)
 
 
-def real_engine(model: Path, *, asynchronous: bool) -> Engine:
+def real_engine(model: Path, *, asynchronous: bool, **arguments: Any) -> Engine:
     """Loads the model. An asynchronous one needs `fake_cuda_streams` as long as it lives."""
-    return Engine(make_core(make_config(model, asynchronous=asynchronous, distributed_executor_backend="uni")))
+    return Engine(
+        make_core(
+            make_config(
+                model,
+                asynchronous=asynchronous,
+                distributed_executor_backend="uni",
+                preemption="swap",
+                swap_bytes=HOST_BYTES,
+                **arguments,
+            )
+        )
+    )
 
 
 def simulated_engine(model: Path, *, asynchronous: bool = False, **arguments: Any) -> Engine:

@@ -15,6 +15,7 @@ from invariants import check_ended, check_scheduler
 
 POLICIES = ("default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf")
 MAX_OUTPUT_TOKENS = 4
+HOST_BLOCKS = (0, 100, 1, 5)
 _numbers = itertools.count()
 
 
@@ -83,6 +84,9 @@ class History:
     budget_tokens: int
     slots: int
     max_wait_s: float
+    preemption: str = "recompute"
+    host_blocks: int = 0
+    swap_is_cheap: bool = True
     second_runner: bool = False
 
     def shape(self) -> Shape:
@@ -94,6 +98,9 @@ class History:
             policy=self.policy,
             max_wait_s=self.max_wait_s,
             prefix_caching=self.prefix_caching,
+            preemption=self.preemption,
+            host_blocks=self.host_blocks,
+            swap_is_cheap=self.swap_is_cheap,
             second_runner=self.second_runner,
         )
 
@@ -142,6 +149,9 @@ def histories(*, most_streams: int = 6, second_runner: bool = False) -> st.Searc
         st.sampled_from([256, 64, 33, 16]),
         st.sampled_from([8, 2, 1, 16]),
         st.sampled_from([60.0, 0.05]),
+        st.sampled_from(["recompute", "swap", "cost"]),
+        st.sampled_from(HOST_BLOCKS),
+        st.booleans(),
         st.booleans() if second_runner else st.just(False),
     )
 

@@ -21,6 +21,8 @@ def check_scheduler(scheduler: Any) -> None:
     check_queues(scheduler)
     if scheduler.kv_cache_manager.enable_caching:
         check_hashes(scheduler)
+    if hasattr(scheduler, "host_pool"):
+        check_host_pool(scheduler)
 
 
 def _tables(scheduler: Any) -> dict[str, list[Any]]:
@@ -86,6 +88,18 @@ def check_hashes(scheduler: Any) -> None:
             assert block.block_hash is not None, f"{req_id}: block {i} counts as cached and is not"
 
 
+def check_host_pool(scheduler: Any) -> None:
+    """Only requests that wait without blocks have anything in host memory, and each slot is held or free."""
+    pool = scheduler.host_pool
+    assert pool.used_slots + pool.free_slots + pool.returning_slots == pool.total_slots
+    for req_id in pool.holders:
+        request = scheduler.requests[req_id]
+        assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), request
+        assert request.num_computed_tokens == 0, request
+        assert not _tables(scheduler).get(req_id), f"{req_id} has blocks and swapped tokens"
+        assert 0 < pool.tokens(req_id) <= request.num_tokens, f"{req_id}: more was swapped than is known"
+
+
 def check_ended(engine: Any) -> None:
     """Nothing is left of anything: no block held, no state kept, no alarm counted."""
     scheduler = engine.scheduler
@@ -99,6 +113,7 @@ def check_ended(engine: Any) -> None:
     counters = getattr(scheduler, "counters", None)
     if counters is not None:
         check_kept(scheduler)
+        assert scheduler.host_pool.used_slots == 0
         assert counters.internal_errors == 0
         assert counters.empty_plan_steps == 0
         assert counters.fallback_steps == 0
