@@ -9,7 +9,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -21,6 +22,7 @@ from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, co
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.engine.loading import CannotLoad, load_platform
 from stream2llm_pod.serving.advertising import advertised_url
+from stream2llm_pod.serving.preempting import DEFAULT_SWAP_SPACE, preemption_settings
 
 PLUGIN_NAME = "stream2llm"
 # Plug-in groups of vLLM that load everything unless VLLM_PLUGINS names what to load. Naming ours, which the endpoint
@@ -34,7 +36,6 @@ PLUGIN_GROUPS = (
 # vLLM's flags that a streaming pod sets itself or cannot live with, each with what to use instead.
 OWNED_FLAGS = {
     "--scheduler-cls": "the scheduler is chosen by --policy",
-    "--kv-transfer-config": "the KV connector is chosen by --preemption",
     "--scheduling-policy": "use --policy",
     "--scheduler-reserve-full-isl": "streams are admitted before their prompt is whole",
     "--no-scheduler-reserve-full-isl": "streams are admitted before their prompt is whole",
@@ -70,7 +71,22 @@ class ServeCommand:
             "--preemption",
             default=os.environ.get("STREAM2LLM_PREEMPTION", "recompute"),
             metavar="K",
-            help="what happens to the KV cache of a stream that must give way: recompute (default)",
+            help="what happens to the KV cache of a stream that must give way: recompute (default), swap, or cost: the "
+            "cheaper of the two",
+        )
+        parser.add_argument(
+            "--cost-profile",
+            default=os.environ.get("STREAM2LLM_COST_PROFILE") or None,
+            metavar="FILE",
+            help="cost profile of this very hardware, model and configuration, as `stream2llm profile` writes it; "
+            "--preemption cost needs one",
+        )
+        parser.add_argument(
+            "--swap-space",
+            default=os.environ.get("STREAM2LLM_SWAP_SPACE", DEFAULT_SWAP_SPACE),
+            metavar="SIZE",
+            help=f"host memory for swapped KV cache, of the whole pod (default {DEFAULT_SWAP_SPACE}; 0: never swap); "
+            "not used with --preemption recompute",
         )
         add_redis_arguments(parser, tenant=False)
         parser.add_argument(
@@ -144,10 +160,14 @@ def serve(args: argparse.Namespace, vllm_arguments: list[str]) -> int:
     keys = _pool(args.pool)
     if not POD_NAME.fullmatch(args.pod):
         raise CannotServe(f"--pod {args.pod!r} must be 1 to 253 letters, digits, '.', '_' and '-'")
+    try:
+        preemption = preemption_settings(args.preemption, args.cost_profile, args.swap_space)
+    except ValueError as error:
+        raise CannotServe(str(error)) from error
     check_port(args.host, args.port)
     check_redis(args.redis, args.redis_password_file, RedisTLS.from_arguments(args))
     os.environ["VLLM_PLUGINS"] = plugin_names(os.environ.get("VLLM_PLUGINS"))
-    return _serve_vllm(args, vllm_arguments, keys)
+    return _serve_vllm(args, vllm_arguments, keys, preemption)
 
 
 def check_flags(vllm_arguments: Sequence[str]) -> None:
@@ -212,7 +232,9 @@ def plugin_names(given: str | None) -> str:
     return ",".join(dict.fromkeys([*names, PLUGIN_NAME]))
 
 
-def _serve_vllm(args: argparse.Namespace, vllm_arguments: list[str], keys: PoolKeys) -> int:
+def _serve_vllm(
+    args: argparse.Namespace, vllm_arguments: list[str], keys: PoolKeys, preemption: Mapping[str, Any]
+) -> int:
     try:
         is_cpu = load_platform()
     except CannotLoad as error:
@@ -236,7 +258,7 @@ def _serve_vllm(args: argparse.Namespace, vllm_arguments: list[str], keys: PoolK
     try:
         engine = EngineSettings(
             policy=args.policy,
-            preemption=args.preemption,
+            **preemption,
             max_wait_s=float(args.max_wait_seconds),
             namespace=namespace,
             pool=name,
@@ -249,7 +271,8 @@ def _serve_vllm(args: argparse.Namespace, vllm_arguments: list[str], keys: PoolK
         raise CannotServe(f"--additional-config cannot hold {CONFIG_KEY!r}: use this command's own arguments")
     # vLLM itself turns asynchronous scheduling off on CPU, whatever is asked.
     asynchronous = not is_cpu and parsed.async_scheduling is not False
-    for attribute, value in engine_arguments(engine, async_scheduling=asynchronous).items():
+    other = None if parsed.kv_transfer_config is None else asdict(parsed.kv_transfer_config)
+    for attribute, value in engine_arguments(engine, async_scheduling=asynchronous, other_connector=other).items():
         setattr(parsed, attribute, {**additional, **value} if attribute == "additional_config" else value)
     max_seqs = parsed.max_num_seqs
     max_open = args.max_open_streams if max_seqs is None else min(args.max_open_streams, max(max_seqs - 1, 1))
