@@ -13,6 +13,7 @@ BENCHES = {
         "time to first token: streaming, waiting, and vLLM's own streaming input",
     ),
     "plan": ("stream2llm_bench.plan:BENCH", "time of a scheduling step beside stock vLLM's"),
+    "swap": ("stream2llm_bench.swap:BENCH", "KV blocks to host memory and back beside a raw copy"),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }
 """Name → (module:attribute, what it measures)."""
