@@ -12,6 +12,7 @@ from stream2llm.async_client import AsyncClient, AsyncStream
 from stream2llm.client import Client, Stream
 from stream2llm.composing import Answer
 from stream2llm.connecting import RedisTLS
+from stream2llm.documents import stream_documents
 from stream2llm.entries import ContextItem, StreamOptions
 from stream2llm.errors import (
     ErrorCode,
@@ -54,4 +55,5 @@ __all__ = [
     "StreamTimedOut",
     "Token",
     "Unreachable",
+    "stream_documents",
 ]
