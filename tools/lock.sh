@@ -24,3 +24,5 @@ compile router.lock 3.11 pyproject.toml --extra router "${same[@]}" "$@"
 compile operator.lock 3.11 pyproject.toml --extra operator "${same[@]}" "$@"
 compile pod-cpu.lock 3.11 pyproject.toml --extra pod-cpu "${cpu[@]}" "${same[@]}" "$@"
 compile pod.lock 3.12 requirements/pod.in "${same[@]}" "$@"
+# Not for any environment: only the Python sources are used, so what vLLM depends on is left out.
+compile vllm-sources.lock 3.11 requirements/vllm-sources.in --no-deps "$@"

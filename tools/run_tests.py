@@ -45,21 +45,31 @@ class Result:
         return self.status == 0
 
 
-def pytest_part(name: str, markers: str, limit_minutes: float) -> Part:
-    """A part that runs the tests with these markers. A part without tests fails: something was lost."""
-    command = (sys.executable, "-m", "pytest", "--timeout=1200", "--durations=5", "-m", markers)
+def pytest_part(name: str, markers: str, limit_minutes: float, *, within: tuple[str, ...] = ()) -> Part:
+    """A part that runs the tests with these markers. A part without tests fails: something was lost.
+
+    `within` is a command that runs what follows it, with something changed.
+    """
+    command = (*within, sys.executable, "-m", "pytest", "--timeout=1200", "--durations=5", "-m", markers)
     return Part(name, command, limit_minutes)
 
 
 LINT = Part("lint", ("tools/lint.sh",), 10)
 FAST = pytest_part("fast", "not engine and not simulated and not e2e and not long", 15)
 SIMULATED = pytest_part("simulated", "simulated and not engine and not e2e and not long", 20)
+DRIFT = pytest_part(
+    "drift",
+    "simulated and not engine and not e2e and not long",
+    10,
+    # Fewer histories than on the installed vLLM: what is looked for is a difference between the two.
+    within=("env", "STREAM2LLM_TEST_HISTORIES=100", "tools/with_vllm_sources.sh"),
+)
 ENGINE = pytest_part("engine", "engine and not e2e and not long", 40)
 E2E = pytest_part("e2e", "e2e and not long", 30)
 LONG = pytest_part("long", "long", 240)
 
-LANES: tuple[tuple[Part, ...], ...] = ((LINT, FAST, SIMULATED), (ENGINE, E2E))
-PARTS = {part.name: part for part in (LINT, FAST, SIMULATED, ENGINE, E2E, LONG)}
+LANES: tuple[tuple[Part, ...], ...] = ((LINT, FAST, SIMULATED, DRIFT), (ENGINE, E2E))
+PARTS = {part.name: part for part in (LINT, FAST, SIMULATED, DRIFT, ENGINE, E2E, LONG)}
 
 
 class Runner:
