@@ -355,7 +355,8 @@ class TwoPhaseMixin(Base):
         elif plan is not None and plan.grants:
             self._empty_steps += 1
             self.counters.empty_plan_steps += 1
-        elif self._waiting_index and not self.upstream.anything_in_flight():
+        elif self._waiting_index and not self._changed and not self.upstream.anything_in_flight():
+            # What this very step preempted is ranked by the next one only, and must not be slept over.
             self._relieve_or_sleep()
 
     def _count_prefill(self, scheduled: dict[str, int]) -> list[Span]:

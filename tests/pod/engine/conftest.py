@@ -18,8 +18,36 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 if TYPE_CHECKING:
-    from driving import References
+    from driving import Answers, References
     from engines import Engine
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param("real", marks=pytest.mark.engine), pytest.param("simulated", marks=pytest.mark.simulated)],
+)
+def executor(request: pytest.FixtureRequest) -> str:
+    """For tests that run on both: the real engine shows that tokens are right, the simulated one runs with every
+    supported vLLM."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def engines(executor: str, request: pytest.FixtureRequest) -> Callable[[bool], Engine]:
+    """`real_engines` or `simulated_engines`."""
+    chosen: Callable[[bool], Engine] = request.getfixturevalue(f"{executor}_engines")
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def answers(executor: str, request: pytest.FixtureRequest) -> Answers:
+    """What those engines must answer to whole prompts."""
+    if executor == "real":
+        references: References = request.getfixturevalue("references")
+        return references
+    from driving import SimulatedAnswers
+
+    return SimulatedAnswers(request.getfixturevalue("simulated_engines")(False).vocabulary)
 
 
 @pytest.fixture(scope="session")

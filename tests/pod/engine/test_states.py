@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from driving import Driver, References, tokens
+from driving import Answers, Driver, tokens
 from engines import Engine, Shape
 from invariants import check_ended
 
-pytestmark = pytest.mark.engine
 OLD = tokens(1, 100)
 _numbers = itertools.count()
 STATES = ("waiting", "mid-prefill", "parked", "preempted")
@@ -52,10 +51,10 @@ def engine_for(engines: Callable[[bool], Engine], state: str, asynchronous: bool
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("state", STATES)
 def test_updates(
-    real_engines: Callable[[bool], Engine], references: References, state: str, asynchronous: bool, caching: bool
+    engines: Callable[[bool], Engine], answers: Answers, state: str, asynchronous: bool, caching: bool
 ) -> None:
-    expected = references.of(list(UPDATES.values()), 4)
-    driver = engine_for(real_engines, state, asynchronous, caching)
+    expected = answers.of(list(UPDATES.values()), 4)
+    driver = engine_for(engines, state, asynchronous, caching)
     for (case, prompt), tokens_of_reference in zip(UPDATES.items(), expected, strict=True):
         for ending in ("last", "finish at once", "finish later"):
             name = f"{next(_numbers)} {case} {ending}"
@@ -74,10 +73,10 @@ def test_updates(
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("state", STATES)
 def test_appends(
-    real_engines: Callable[[bool], Engine], references: References, state: str, asynchronous: bool, caching: bool
+    engines: Callable[[bool], Engine], answers: Answers, state: str, asynchronous: bool, caching: bool
 ) -> None:
-    expected = references.of(list(APPENDS.values()), 4)
-    driver = engine_for(real_engines, state, asynchronous, caching)
+    expected = answers.of(list(APPENDS.values()), 4)
+    driver = engine_for(engines, state, asynchronous, caching)
     for (case, prompt), tokens_of_reference in zip(APPENDS.items(), expected, strict=True):
         for ending in ("last", "finish later"):
             name = f"{next(_numbers)} {case} {ending}"
@@ -94,13 +93,11 @@ def test_appends(
     check_ended(driver.engine)
 
 
-def test_shared_and_cached_blocks_keep_their_values(
-    real_engines: Callable[[bool], Engine], references: References
-) -> None:
+def test_shared_and_cached_blocks_keep_their_values(engines: Callable[[bool], Engine], answers: Answers) -> None:
     """One stream is updated inside blocks that another holds and a third finds in the prefix cache."""
     updated, sharer, later = OLD[:70] + tokens(6, 40), OLD[:96] + tokens(7, 20), OLD[:96] + tokens(8, 20)
-    expected = references.of([updated, sharer, later], 4)
-    engine = real_engines(False)
+    expected = answers.of([updated, sharer, later], 4)
+    engine = engines(False)
     engine.renew(Shape(budget_tokens=256))
     driver = Driver(engine)
     driver.open("first", OLD, 4)

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from engines import Engine
 from invariants import check_scheduler
@@ -14,6 +14,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from stream2llm_pod.engine.protocol import Op, OpKind
+from stream2llm_pod.engine.simulation.tokens import expected_output
 from stream2llm_pod.engine.streaming import STATS_KEY
 
 FIRST_TOKEN = 3
@@ -54,17 +55,19 @@ class Driver:
     def send(
         self,
         req_id: str,
-        token_ids: Sequence[int],
+        token_ids: Sequence[int] | None,
         extra_args: dict[str, Any] | None = None,
         *,
         max_tokens: int = 1,
         resumable: bool = False,
+        **fields: Any,
     ) -> None:
+        """A request as it comes from the API server; `fields` are further ones of vLLM's EngineCoreRequest."""
         core = self.engine.core
         request = EngineCoreRequest(
             request_id=req_id,
             external_req_id=req_id,
-            prompt_token_ids=list(token_ids),
+            prompt_token_ids=None if token_ids is None else list(token_ids),
             mm_features=None,
             sampling_params=SamplingParams(
                 temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra_args
@@ -75,6 +78,7 @@ class Driver:
             cache_salt=None,
             data_parallel_rank=None,
             resumable=resumable,
+            **fields,
         )
         core.add_request(*core.preprocess_add_request(request))
 
@@ -149,6 +153,24 @@ class Driver:
             f"{req_id} {request.status.name} {request.num_computed_tokens}/{request.num_tokens}"
             for req_id, request in self.scheduler.requests.items()
         )
+
+
+class Answers(Protocol):
+    """The right answers of an engine."""
+
+    def of(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """The first `max_tokens` output tokens for each prompt."""
+        ...
+
+
+class SimulatedAnswers:
+    """What the simulated model answers: a function of the prompt."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+
+    def of(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        return [expected_output(prompt, max_tokens, self._vocabulary) for prompt in prompts]
 
 
 class References:
