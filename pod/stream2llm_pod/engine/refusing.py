@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
 
 def unsupported_features(scheduler: Any) -> list[str]:
     """One line for each feature of the engine that streaming prefill does not support."""
@@ -23,7 +25,10 @@ def unsupported_features(scheduler: Any) -> list[str]:
             getattr(config.parallel_config, "prefill_context_parallel_size", 1) > 1,
             "prefill context parallelism (--prefill-context-parallel-size)",
         ),
+        (config.parallel_config.enable_elastic_ep, "elastic expert parallelism (--enable-elastic-ep)"),
+        (config.attention_config.hisparse_config is not None, "HiSparse attention"),
         (scheduler.is_encoder_decoder, "encoder-decoder models"),
+        (config.model_config.is_diffusion, "diffusion models"),
         (config.model_config.runner_type == "pooling", "pooling models"),
         (
             swaps and scheduler.kv_cache_config.needs_kv_cache_zeroing,
@@ -34,5 +39,11 @@ def unsupported_features(scheduler: Any) -> list[str]:
             "--preemption swap or cost with prefix-cache hashes of parts of a block (use --preemption recompute)",
         ),
         (config.scheduler_config.policy != "fcfs", "--scheduling-policy priority (use --policy)"),
+        (
+            # vLLM itself runs either class either way, and then loses track of the tokens in flight.
+            isinstance(scheduler, AsyncScheduler) != bool(config.scheduler_config.async_scheduling),
+            f"{type(scheduler).__name__} while asynchronous scheduling is "
+            + ("on" if config.scheduler_config.async_scheduling else "off (pass --no-async-scheduling)"),
+        ),
     )
     return [reason for found, reason in checks if found]
