@@ -51,6 +51,8 @@ class TwoPhaseMixin(Base):
         self._running_index = RankIndex()
         self._waiting_index = RankIndex()
         self._parked_index = RankIndex()
+        # Those in one of the first two that hold memory and only compute again what a preemption took.
+        self._repeating_index = RankIndex()
         self._changed: set[str] = set()
         self._ageing: list[tuple[float, str]] = []
         self._due_s: dict[str, float] = {}
@@ -70,7 +72,7 @@ class TwoPhaseMixin(Base):
         self._asleep = False
 
     def on_gone(self, req_id: str) -> None:
-        for index in (self._running_index, self._waiting_index, self._parked_index):
+        for index in (self._running_index, self._waiting_index, self._parked_index, self._repeating_index):
             index.discard(req_id)
         self._changed.discard(req_id)
         self._due_s.pop(req_id, None)
@@ -115,12 +117,18 @@ class TwoPhaseMixin(Base):
         for index in (self._running_index, self._waiting_index, self._parked_index):
             if index is not home:
                 index.discard(req_id)
-        if home is self._parked_index or not self._has_new_work(request):
+        repeats = home is not self._parked_index and not self._has_new_work(request)
+        if home is self._parked_index or repeats:
             self._runnable_since_s.pop(req_id, None)
         else:
             self._runnable_since_s.setdefault(req_id, now_s)
         view = self._view(request, now_s)
-        home.put(req_id, self.ranking_policy.key(view, now_s))
+        key = self.ranking_policy.key(view, now_s)
+        home.put(req_id, key)
+        if repeats and (home is self._running_index or request.num_computed_tokens > 0):
+            self._repeating_index.put(req_id, key)
+        else:
+            self._repeating_index.discard(req_id)
         due_s = self.ranking_policy.changes_at_s(view, now_s) if req_id in self._runnable_since_s else None
         if due_s is not None and self._due_s.get(req_id) != due_s:
             self._due_s[req_id] = due_s
@@ -170,10 +178,12 @@ class TwoPhaseMixin(Base):
             complete or self._has_new_work(request),
         )
 
-    def _victims(self, parked: bool, now_s: float) -> Iterator[Victim]:
+    def _victims(self, idle: bool, now_s: float) -> Iterator[Victim]:
         """Holders of KV blocks, lowest rank first."""
-        if parked:
-            keys: Iterator[RankKey] = reversed(self._parked_index)
+        if idle:
+            keys: Iterator[RankKey] = heapq.merge(
+                reversed(self._parked_index), reversed(self._repeating_index), reverse=True
+            )
         else:
             holding = [
                 self._waiting_index.key(request.request_id)
@@ -185,6 +195,10 @@ class TwoPhaseMixin(Base):
         for key in keys:
             req_id = str(key[-1])
             request = self.requests[req_id]
+            repeats = req_id in self._repeating_index
+            if repeats and not idle:
+                continue
+            parked = idle and not repeats
             if not self.upstream.blocks(req_id) or not self.upstream.can_give_up_blocks(request):
                 continue
             yield Victim(
@@ -197,6 +211,7 @@ class TwoPhaseMixin(Base):
                 and (now_s - self._admitted_s.get(req_id, -residency_s) < residency_s or self._is_spared(request)),
                 self.ranking_policy.level(key),
                 self.preemptions.price(min(request.num_computed_tokens, request.num_tokens), self.kept_tokens(req_id)),
+                repeats,
             )
 
     def _is_spared(self, request: Any) -> bool:
@@ -278,7 +293,7 @@ class TwoPhaseMixin(Base):
         self.last_plan = plan_step(
             self._holders(),
             self._newcomers(),
-            lambda parked: self._victims(parked, now_s),
+            lambda idle: self._victims(idle, now_s),
             limits,
             # What is in flight may end a request or free a block; nobody is pushed out for want of patience.
             may_resort=lambda: not self.upstream.anything_in_flight(),
@@ -355,7 +370,11 @@ class TwoPhaseMixin(Base):
         elif plan is not None and plan.grants:
             self._empty_steps += 1
             self.counters.empty_plan_steps += 1
-        elif self._waiting_index and not self._changed and not self.upstream.anything_in_flight():
+        elif (
+            (self._waiting_index or self._repeating_index)
+            and not self._changed
+            and not self.upstream.anything_in_flight()
+        ):
             # What this very step preempted is ranked by the next one only, and must not be slept over.
             self._relieve_or_sleep()
 
@@ -389,7 +408,8 @@ class TwoPhaseMixin(Base):
             if victim is not None:
                 self.preempt(self.requests[victim.req_id], time.monotonic())
                 return
-        if not in_need and not self.running and not self.deferred_elsewhere():
+        repeats = (request.request_id in self._repeating_index for request in self.running)
+        if not in_need and all(repeats) and not self.deferred_elsewhere():
             # Open streams only, whose known prompts were computed before and cannot have memory now: the engine may
             # block until something happens.
             self._asleep = True

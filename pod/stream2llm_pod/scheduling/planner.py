@@ -5,16 +5,17 @@ prefix-cache look-up and making a victim means counting its blocks.
 
 Rules
 - Candidates are served in rank order while tokens, blocks and slots last.
-- A victim ranks strictly below the one it makes room for; a parked stream may also give way to any request whose
-  prompt is whole, whatever their ranks. So a request that waits for nobody but us is never blocked by streams that wait
-  for their producers, under every policy.
+- A victim ranks strictly below the one it makes room for; an idle stream (parked, or repeating what a preemption took)
+  may also give way to any request whose prompt is whole, whatever their ranks. So a request that waits for nobody but
+  us is never blocked by streams that wait for their producers, under every policy.
 - The lowest rank gives way first; among equals the one that costs least per block freed.
 - A newcomer is admitted only if its whole known prompt fits beside what ranks above it. Otherwise it would take the
   room of one chunk, stall, be preempted and start over.
 - What a preemption took comes back ahead of its stream's next chunk only if there is free memory: nobody is pushed out
-  for tokens that may never be needed.
+  for tokens that may never be needed. Once under way it may take from lower-ranked idle streams, never from new work:
+  two streams would take turns for ever, neither getting its chunk computed.
 - If that leaves the step empty, the first candidate that can get anything gets it: the admission rule and the watermark
-  no longer count, and a new chunk may take from any parked stream. What was computed before may not: two parked streams
+  no longer count, and a new chunk may take from any idle stream. What was computed before may not: two parked streams
   would take turns for ever, computing the same tokens again. Only if that does not help either, the victims' minimum
   residency no longer counts.
 """
@@ -32,7 +33,7 @@ MAX_PASSED_OVER = 16
 """How many candidates that do not fit are passed over before the step stops looking (once something is granted)."""
 
 VictimSource = Callable[[bool], Iterable[Victim]]
-"""Given `parked`, the parked or the other holders of blocks and slots, lowest rank first."""
+"""Given `idle`, the idle or the other holders of blocks and slots, lowest rank first."""
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class _Step:
         self.last_resort = False
         self.spares_the_protected = True
         self._active = _Remembered(lambda: victims(False))
-        self._parked = _Remembered(lambda: victims(True))
+        self._idle = _Remembered(lambda: victims(True))
 
     def admits(self) -> bool:
         """Whether a newcomer could have a slot."""
@@ -125,26 +126,28 @@ class _Step:
         room_tokens = room_blocks * self.limits.block_size - self.limits.lookahead_tokens
         return room_tokens - candidate.computed_tokens - candidate.restored_tokens
 
-    def _may_take(self, victim: Victim, candidate: Candidate, any_parked: bool) -> bool:
+    def _may_take(self, victim: Victim, candidate: Candidate, any_idle: bool) -> bool:
         if victim.req_id in self.gone or victim.req_id in self.plan.grants or victim.req_id == candidate.req_id:
             return False
         if victim.protected and self.spares_the_protected:
             return False
-        return victim.rank > candidate.rank or (victim.parked and any_parked)
+        if not (victim.idle or candidate.complete or candidate.fresh):
+            return False
+        return victim.rank > candidate.rank or (victim.idle and any_idle)
 
     def _eligible(self, candidate: Candidate) -> Iterator[Victim]:
         """Whom the candidate may push out, lowest rank first."""
         if not (candidate.complete or candidate.fresh or candidate.holds_slot):
             return
-        any_parked = candidate.complete or (self.last_resort and candidate.fresh)
-        for victim in merge(self._active, self._parked, key=lambda v: v.rank, reverse=True):
+        any_idle = candidate.complete or (self.last_resort and candidate.fresh)
+        for victim in merge(self._active, self._idle, key=lambda v: v.rank, reverse=True):
             if victim.rank <= candidate.rank:
                 break
-            if self._may_take(victim, candidate, any_parked):
+            if self._may_take(victim, candidate, any_idle):
                 yield victim
-        if any_parked:
-            for victim in self._parked:
-                if victim.rank <= candidate.rank and self._may_take(victim, candidate, any_parked):
+        if any_idle:
+            for victim in self._idle:
+                if victim.rank <= candidate.rank and self._may_take(victim, candidate, any_idle):
                     yield victim
 
     def _could_have(self, candidate: Candidate, blocks: int) -> bool:

@@ -73,6 +73,13 @@ class Victim:
     """What its policy ranks it by; two of one level are told apart by arrival and name only."""
     price: float = 0.0
     """What its preemption costs, in whatever unit all victims share."""
+    repeats: bool = False
+    """Its prompt is not whole, and it computes again what a preemption took: nothing new is late if it stops."""
+
+    @property
+    def idle(self) -> bool:
+        """It waits for its producer, whether or not it has everything computed."""
+        return self.parked or self.repeats
 
 
 @dataclass(frozen=True, slots=True)

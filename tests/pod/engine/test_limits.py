@@ -253,3 +253,52 @@ def test_a_stream_without_token_ids_ends_with_an_error(simulated_engines: Callab
     driver.run()
     assert (driver.finished["embedded"], driver.stop_reasons["embedded"]) == ("error", "a stream takes token ids only")
     end(driver)
+
+
+# ---------------------------------------------------------------- sleep
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_the_engine_sleeps_while_there_are_only_parked_streams(
+    simulated_engines: Callable[[bool], Engine], policy: str, asynchronous: bool
+) -> None:
+    """Memory for a third of them: the others have been preempted and wait, with nothing new to compute."""
+    engine = simulated_engines(asynchronous)
+    engine.renew(Shape(blocks=14, policy=policy, slots=32))
+    driver = Driver(engine)
+    prompts = [tokens(60 + i, 60 + i) for i in range(20)]
+    calls: list[None] = []
+    scheduler = engine.scheduler
+    schedule = scheduler.schedule
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        return schedule(*args, **kwargs)
+
+    scheduler.schedule = counted
+    for i, prompt in enumerate(prompts):
+        driver.open(f"parked-{i}", prompt[:-5], 4)
+    driver.run()
+    # What the engine core's loop looks at before it blocks.
+    assert not scheduler.has_unfinished_requests()
+    assert len(scheduler.requests) == len(prompts)
+    before = len(calls)
+    assert driver.step(10) == 0
+    assert len(calls) == before
+    # A new chunk wakes the engine, and it goes to sleep again.
+    driver.append("parked-7", prompts[7][-5:])
+    assert scheduler.has_unfinished_requests()
+    driver.run()
+    assert not scheduler.has_unfinished_requests()
+    before = len(calls)
+    assert driver.step(10) == 0
+    assert len(calls) == before
+    for i, prompt in enumerate(prompts):
+        if i != 7:
+            driver.append(f"parked-{i}", prompt[-5:])
+        driver.finish(f"parked-{i}")
+    driver.run()
+    vocabulary = engine.vocabulary
+    for i, prompt in enumerate(prompts):
+        assert driver.outputs[f"parked-{i}"] == expected_output(prompt, 4, vocabulary)
+    del scheduler.schedule
+    check_ended(engine)

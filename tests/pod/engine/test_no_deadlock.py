@@ -84,4 +84,4 @@ def test_readmitted_holders_of_all_blocks_with_nobody_parked(
     expected = answers.of([longer.prompts()[-1], shorter.prompts()[-1]], 2)
     outputs = run_history(engines(False), history)
     assert [outputs[0], outputs[1]] == expected
-    assert engines(False).scheduler.counters.preemptions_memory > 0
+    assert engines(False).scheduler.counters.preemptions["recompute", "memory"] > 0

@@ -37,6 +37,18 @@ class Stream:
     def holds_slot(self) -> bool:
         return self.state in ("running", "parked")
 
+    @property
+    def useful(self) -> bool:
+        return self.complete or self.fresh
+
+    @property
+    def repeats(self) -> bool:
+        return self.state in ("running", "holding") and not self.useful
+
+    @property
+    def idle(self) -> bool:
+        return self.state == "parked" or self.repeats
+
 
 @dataclass(frozen=True)
 class State:
@@ -70,11 +82,19 @@ class State:
                 fresh=stream.fresh or stream.complete,
             )
 
-        def victims(parked: bool) -> list[Victim]:
+        def victims(idle: bool) -> list[Victim]:
             return [
-                Victim(s.req_id, s.rank, parked, self.held_blocks(s), s.holds_slot, s.protected and not parked)
+                Victim(
+                    s.req_id,
+                    s.rank,
+                    s.state == "parked",
+                    self.held_blocks(s),
+                    s.holds_slot,
+                    s.protected and s.state != "parked",
+                    repeats=s.repeats,
+                )
                 for s in reversed(self.streams)
-                if self.held_blocks(s) and (s.state == "parked") == parked
+                if self.held_blocks(s) and s.idle == idle
             ]
 
         limits = Limits(
@@ -154,7 +174,7 @@ def test_nobody_is_granted_more_than_it_can_compute(state: State) -> None:
 
 @given(states())
 @settings(max_examples=300)
-def test_a_victim_ranks_below_somebody_granted_or_is_parked(state: State) -> None:
+def test_a_victim_ranks_below_somebody_granted_or_is_idle(state: State) -> None:
     plan, by_id = state.plan(), state.by_id()
     if not plan.victims:
         return
@@ -162,9 +182,9 @@ def test_a_victim_ranks_below_somebody_granted_or_is_parked(state: State) -> Non
     best = min(by_id[req_id].position for req_id in plan.grants)
     for req_id in plan.victims:
         victim = by_id[req_id]
-        assert victim.position > best or victim.state == "parked"
-        if victim.position < best:
-            assert any(by_id[r].complete or by_id[r].fresh for r in plan.grants)
+        assert victim.position > best or victim.idle
+        if victim.position < best or not victim.idle:
+            assert any(by_id[r].useful for r in plan.grants)
 
 
 @given(states())
@@ -185,14 +205,13 @@ def test_the_plan_is_work_conserving(state: State) -> None:
     for stream in state.streams:
         if stream.todo_tokens <= stream.restored_tokens or stream.state == "parked":
             continue
-        may_take_parked = stream.complete or stream.fresh
         takeable = [
             v
             for v in state.streams
             if v is not stream
             and state.held_blocks(v)
-            and (may_take_parked or stream.state == "running")
-            and (v.position > stream.position or (v.state == "parked" and may_take_parked))
+            and (stream.useful or (stream.state == "running" and v.idle))
+            and (v.position > stream.position or (v.idle and stream.useful))
         ]
         has_slot = stream.state == "running" or state.free_slots > 0
         needed = blocks_after(state, stream, 1) - state.held_blocks(stream)
@@ -269,6 +288,29 @@ def test_repeated_work_of_an_open_stream_pushes_nobody_out() -> None:
     assert plan_step([], [again], lambda parked: [] if parked else [lower], limits).victims == []
     whole = candidate("whole", 0)
     assert plan_step([], [whole], lambda parked: [] if parked else [lower], limits).victims == ["lower"]
+
+
+def test_repeated_work_under_way_takes_from_idle_streams_only() -> None:
+    """Once a livelock: two open streams took one block from each other in turn, and neither computed its new chunk."""
+    limits = Limits(budget_tokens=64, free_blocks=0, block_size=16, free_slots=0)
+    again = candidate("again", 0, complete=False, holds_slot=True, computed_tokens=16, held_blocks=1)
+    new_work = Victim("lower", (9, "lower"), False, 8, True)
+    assert plan_step([again], [], lambda idle: [] if idle else [new_work], limits) == Plan(considered=1)
+    repeats = Victim("lower", (9, "lower"), False, 8, True, repeats=True)
+    assert plan_step([again], [], lambda idle: [repeats] if idle else [], limits).victims == ["lower"]
+
+
+def test_a_stream_that_repeats_gives_way_to_whole_prompts_and_in_an_empty_step_to_new_chunks() -> None:
+    limits = Limits(budget_tokens=64, free_blocks=0, block_size=16, free_slots=1)
+
+    def repeats(idle: bool) -> list[Victim]:
+        return [Victim("higher", (0, "higher"), False, 8, True, repeats=True)] if idle else []
+
+    for changes in ({"complete": True}, {"complete": False, "fresh": True}):
+        plan = plan_step([], [candidate("newcomer", 5, **changes)], repeats, limits)
+        assert (plan.grants, plan.victims) == ({"newcomer": 64}, ["higher"])
+    again = candidate("newcomer", 5, complete=False, fresh=False)
+    assert plan_step([], [again], repeats, limits).victims == []
 
 
 def test_an_empty_step_takes_from_the_parked_before_it_takes_from_the_protected() -> None:
