@@ -165,6 +165,7 @@ def test_certificates_beside_an_unencrypted_url_are_an_error_and_not_dropped(sec
     assert "certificates are for rediss://" in done.stderr
 
 
+@pytest.mark.e2e
 def test_the_router_speaks_tls_on_both_sides(secure: SecureServer, tmp_path: Path) -> None:
     """Its forwarding, its readers and its commands towards Redis, and HTTPS towards applications."""
     authority = trustme.CA()

@@ -17,7 +17,7 @@ from standin_pod import StandInPod
 from stream2llm.entries import Append, Finish, Open, Update
 from stream2llm.keys import PoolKeys
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEYS = PoolKeys("tests/examples")
 TENANTS = ("default", "acme", "globex")

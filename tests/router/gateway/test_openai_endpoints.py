@@ -89,6 +89,7 @@ def test_what_a_tenant_sends_is_salted_with_its_name() -> None:
         assert (caught.value.status_code, caught.value.field) == (422, field)
 
 
+@pytest.mark.e2e
 @pytest.mark.redis
 def test_requests_and_models_pass(acme: Caller, pod: StandInPod) -> None:
     assert acme.get("/v1/models").json()["data"][0]["id"] == "stand-in"
@@ -107,6 +108,7 @@ def test_requests_and_models_pass(acme: Caller, pod: StandInPod) -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such model")
 
 
+@pytest.mark.e2e
 @pytest.mark.redis
 def test_nothing_else_of_a_pod_is_reached(acme: Caller, nobody: Caller, pod: StandInPod) -> None:
     before = len(pod.requests)
@@ -117,6 +119,7 @@ def test_nothing_else_of_a_pod_is_reached(acme: Caller, nobody: Caller, pod: Sta
     assert len(pod.requests) == before
 
 
+@pytest.mark.e2e
 @pytest.mark.redis
 def test_a_streamed_answer_comes_in_pieces_and_ends_with_its_reader(acme: Caller, pod: StandInPod) -> None:
     pod.token_delay_s = 0.02
@@ -139,6 +142,7 @@ def test_a_streamed_answer_comes_in_pieces_and_ends_with_its_reader(acme: Caller
         time.sleep(0.02)
 
 
+@pytest.mark.e2e
 @pytest.mark.redis
 def test_a_dead_pod_is_passed_over_and_none_at_all_is_told(
     acme: Caller, pod: StandInPod, redis_server: Any, tmp_path: Any
@@ -164,6 +168,7 @@ def test_a_dead_pod_is_passed_over_and_none_at_all_is_told(
         assert answer.headers["retry-after"] == "2"
 
 
+@pytest.mark.e2e
 @pytest.mark.redis
 def test_pods_get_the_key_that_they_want(
     redis_server: Any, pod: StandInPod, tokens: dict[str, str], tmp_path: Any

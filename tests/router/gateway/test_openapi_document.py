@@ -14,7 +14,7 @@ import pytest
 from http_caller import Caller
 from running_router import RunningRouter
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 SUPPORT = Path(__file__).parents[2] / "support"
 EXAMPLES = 8
 EVENTS = "/v1/streams/{stream}/events"

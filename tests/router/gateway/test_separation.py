@@ -21,7 +21,7 @@ from stream2llm import Client, RedisRefused
 from stream2llm.connecting import PASSWORD_VARIABLE, URL_VARIABLE
 from stream2llm.keys import PoolKeys
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 POOL = "tests/apart"
 KEYS = PoolKeys(POOL)
 OTHER_POOL = PoolKeys("tests/other")

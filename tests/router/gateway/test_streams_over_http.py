@@ -17,7 +17,7 @@ from standin_pod import StandInPod
 
 from stream2llm import Client
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 WAIT_S = 30.0
 OPEN = {"prompt": "Context: {context}\nQuestion: why?"}
 
@@ -476,3 +476,36 @@ def test_readers_are_let_go_when_the_router_stops(
         elsewhere.post(f"/v1/streams/{stream}/finish", json={"text": "a b"})
         rest = elsewhere.events(stream, after=begun[-1]["id"])
     assert [event["event"] for event in rest] == ["token", "token", "done"]
+
+
+def test_readers_outlive_a_restart_of_redis(own_server: Any, tmp_path: Any) -> None:
+    """Nothing is missing and nothing comes twice; what was told to a reader before is not told again."""
+    key, route = KEYS.reply("default", "s"), KEYS.route("default", "s")
+
+    def say(event: str, data: dict[str, Any]) -> None:
+        with own_server.client() as client:
+            client.xadd(key, {"event": event, "data": json.dumps(data)})
+
+    with own_server.client() as client:
+        client.hset(route, mapping={"state": "open", "attempt": 1})
+    say("accepted", {"pod": "p", "attempt": 1})
+    with (
+        running_router(own_server.url, POOL, tmp_path, "--http-auth", "none") as router,
+        Caller(router.url, None) as anybody,
+    ):
+        readers = [anybody.stream("GET", "/v1/streams/s/events") for _ in range(3)]
+        answers = [reader.__enter__() for reader in readers]
+        events = [sse(answer.iter_lines()) for answer in answers]
+        assert [next(reader)["event"] for reader in events] == ["accepted"] * 3
+        say("token", {"index": 0, "text": "before", "token_ids": [1]})
+        assert [next(reader)["data"]["text"] for reader in events] == ["before"] * 3
+        # Every second's writes are on disk before the server is killed.
+        time.sleep(1.5)
+        own_server.restart()
+        say("token", {"index": 1, "text": "after", "token_ids": [2]})
+        say("done", {"finish_reason": "stop", "usage": {}, "timings": {}})
+        rest = [[(event["event"], event["data"].get("text")) for event in reader] for reader in events]
+        assert rest == [[("token", "after"), ("done", None)]] * 3
+        for reader in readers:
+            reader.__exit__(None, None, None)
+        eventually(lambda: anybody.get("/health").status_code == 200, "the router has found Redis again")
