@@ -31,7 +31,7 @@ KNOWN_FIELDS = frozenset(
     )
 )
 """All other fields of an entry are dropped on the way."""
-_KNOWN_FIELDS_BYTES = tuple(name.encode() for name in sorted(KNOWN_FIELDS))
+_KNOWN_FIELDS_BYTES = frozenset(name.encode() for name in KNOWN_FIELDS)
 OPS = ("open", "append", "update", "finish", "cancel")
 MAX_TOKEN_ID = 2**31 - 1
 MAX_INTEGER = 2**53
@@ -148,7 +148,7 @@ def parse_entry(fields: Fields) -> Entry:
 
 def _check_size(fields: Fields) -> None:
     """All known fields travel on, also those that the op does not use, so together they count."""
-    size_bytes = sum(len(fields.get(name, b"")) for name in _KNOWN_FIELDS_BYTES)
+    size_bytes = sum(len(value) for name, value in fields.items() if name in _KNOWN_FIELDS_BYTES)
     if size_bytes > settings.MAX_STREAM_BYTES:
         _refuse(
             ErrorCode.STREAM_TOO_LARGE, f"the entry has {size_bytes} bytes, limit {settings.MAX_STREAM_BYTES}", None

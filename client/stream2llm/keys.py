@@ -45,6 +45,21 @@ class PoolKeys:
     def pods(self) -> str:
         return f"{self.prefix}:pods"
 
+    @property
+    def incarnations(self) -> str:
+        """Set of `<pod>:<incarnation>` that have registered and are not known to be gone."""
+        return f"{self.prefix}:incarnations"
+
+    @property
+    def gone(self) -> str:
+        """Set of `<pod>:<incarnation>` that are gone and whose streams are being given to others."""
+        return f"{self.prefix}:gone"
+
+    @property
+    def routers(self) -> str:
+        """Hash of the routers that are there, each with the Redis time (ms) at which it last said so."""
+        return f"{self.prefix}:routers"
+
     def ingress(self, tenant: str) -> str:
         return f"{self.prefix}:ingress:{tenant}"
 
@@ -62,6 +77,22 @@ class PoolKeys:
 
     def rejected(self, tenant: str) -> str:
         return f"{self.prefix}:rejected:{tenant}"
+
+    def held(self, tenant: str) -> str:
+        """Sorted set of the streams that wait for a pod, by the Redis time (ms) since when they do."""
+        return f"{self.prefix}:held:{tenant}"
+
+    def usage(self, tenant: str) -> str:
+        """Hash: open streams of the tenant, the bytes of their entries, and the entries taken from its ingress."""
+        return f"{self.prefix}:usage:{tenant}"
+
+    def limits(self, tenant: str) -> str:
+        """Hash: the tenant's weight and its limits on open streams and bytes."""
+        return f"{self.prefix}:limits:{tenant}"
+
+    def assigned(self, pod: str, incarnation: str) -> str:
+        """Hash of the streams, as `<tenant>:<stream>`, that one incarnation of a pod has, each with its failures."""
+        return f"{self.prefix}:assigned:{pod}:{incarnation}"
 
     def log(self, pod: str, incarnation: str) -> str:
         return f"{self.prefix}:log:{pod}:{incarnation}"

@@ -1,7 +1,8 @@
-"""Which pod gets a new stream. Pure: heartbeats and the time in, a pod out."""
+"""Which pod gets a stream. Pure: heartbeats, the time and the stream's needs in, a pod out."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,12 @@ from stream2llm import settings
 
 DEFAULT_PREFILL_TOKENS_PER_S = 1000.0
 """Assumed where a pod has measured nothing; only its ratio between pods matters then, and it is the same for all."""
+OPEN_STREAM_TOKENS = 64
+"""What an open stream counts beside its backlog: it will bring more, and while it answers it takes from each step."""
+LEAST_FREE_KV = 0.05
+"""A pod whose KV cache is full is taken to be this many times slower, as it must preempt and compute again."""
+AFFINITY_SLACK_S = 0.05
+"""Pods whose predictions differ by less are equal, and the one that may have the prompt's beginning cached wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +37,32 @@ class Pod:
     models: frozenset[str] = frozenset()
     url: str = ""
     """Base URL of its HTTP endpoints; empty if it tells none."""
+    fingerprint: str = ""
 
-    @property
-    def predicted_wait_s(self) -> float:
-        """Seconds until a new stream's first token could be computed."""
-        return self.backlog_tokens / self.prefill_tokens_per_s
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What is known of a stream before a pod has it.
+
+    model: what the open asks for by name; fingerprint: that of the model which has answered in part, so no other will
+    do; affinity: a digest of the prompt's beginning, '' if it is too short to matter; tokens: roughly the prompt's.
+    """
+
+    model: str = ""
+    fingerprint: str = ""
+    affinity: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a pod has been given since its last heartbeat."""
+
+    streams: int = 0
+    tokens: int = 0
+
+
+NOTHING = Given()
 
 
 def parse_heartbeat(name: str, raw: bytes) -> Pod | None:
@@ -57,40 +85,60 @@ def parse_heartbeat(name: str, raw: bytes) -> Pod | None:
             int(beat["time_ms"]),
             frozenset(map(str, beat.get("models") or ())),
             str(beat.get("url") or ""),
+            str(beat.get("fingerprint") or ""),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return None
 
 
+def predicted_ttft_s(pod: Pod, tokens: int, given: Given = NOTHING) -> float:
+    """Seconds until a prompt of `tokens` tokens, given to this pod now, would have its first token."""
+    streams = pod.open_streams + given.streams
+    todo_tokens = pod.backlog_tokens + given.tokens + tokens + OPEN_STREAM_TOKENS * streams
+    return todo_tokens / pod.prefill_tokens_per_s / max(1.0 - pod.kv_usage, LEAST_FREE_KV)
+
+
+def able(pod: Pod, now_ms: int, given: Given = NOTHING, lapse_ms: int = settings.HEARTBEAT_LAPSE_MS) -> bool:
+    """Whether a pod takes streams at all: silent, draining, full and other-protocol pods get nothing."""
+    return (
+        pod.protocol == settings.PROTOCOL_VERSION
+        and pod.state == "ready"
+        and now_ms - pod.beat_ms < lapse_ms
+        and pod.open_streams + given.streams < pod.max_open_streams
+    )
+
+
 def choose_pod(
     pods: Iterable[Pod],
     now_ms: int,
-    recent_opens: Mapping[str, int],
+    needs: Needs,
+    given: Mapping[str, Given],
     lapse_ms: int = settings.HEARTBEAT_LAPSE_MS,
-    *,
-    model: str = "",
 ) -> Pod | None:
-    """The pod with the least predicted wait; ties go to the fewest open streams, the lowest KV use, the name.
+    """The pod with the least predicted time to first token, or None if nobody can take the stream.
 
-    recent_opens: incarnation → streams given to it since its last heartbeat. None if nobody can take a stream: silent,
-    draining, full and other-protocol pods get nothing. model: what the open asks for by name; pods that have it come
-    first, and if none has it any pod may say so.
+    given: by incarnation, what went there since its last heartbeat. Of pods that are as good as equal the affinity
+    picks one, always the same for the same beginning of a prompt; without it go the fewest open streams, the lowest KV
+    use, the name. Pods that have the model come first, and if none has it any pod may say so.
     """
-    able = [
-        pod
-        for pod in pods
-        if pod.protocol == settings.PROTOCOL_VERSION
-        and pod.state == "ready"
-        and now_ms - pod.beat_ms < lapse_ms
-        and pod.open_streams + recent_opens.get(pod.incarnation, 0) < pod.max_open_streams
-    ]
-    return min(
-        [pod for pod in able if model in pod.models] or able,
-        key=lambda pod: (
-            pod.predicted_wait_s,
-            pod.open_streams + recent_opens.get(pod.incarnation, 0),
-            pod.kv_usage,
-            pod.name,
-        ),
-        default=None,
-    )
+
+    def got(pod: Pod) -> Given:
+        return given.get(pod.incarnation, NOTHING)
+
+    def predicted_s(pod: Pod) -> float:
+        return predicted_ttft_s(pod, needs.tokens, got(pod))
+
+    fit = [pod for pod in pods if able(pod, now_ms, got(pod), lapse_ms) and needs.fingerprint in ("", pod.fingerprint)]
+    fit = [pod for pod in fit if needs.model in pod.models] or fit
+    if not fit:
+        return None
+    if needs.affinity:
+        best_s = min(map(predicted_s, fit))
+        equal = [pod for pod in fit if predicted_s(pod) - best_s < AFFINITY_SLACK_S]
+        return max(equal, key=lambda pod: (_score(needs.affinity, pod.name), pod.name))
+    return min(fit, key=lambda pod: (predicted_s(pod), pod.open_streams + got(pod).streams, pod.kv_usage, pod.name))
+
+
+def _score(affinity: str, name: str) -> bytes:
+    """Highest-random-weight hashing: a pod that comes or goes moves only the prompts that it wins or had."""
+    return hashlib.blake2b(f"{affinity} {name}".encode(), digest_size=8).digest()

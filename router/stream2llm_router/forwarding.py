@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import redis
@@ -13,17 +15,21 @@ from redis.exceptions import RedisError, ResponseError
 
 from stream2llm import settings
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
+from stream2llm_router.assigning import Needs
+from stream2llm_router.fairness import Turns
 from stream2llm_router.fleet import Fleet
-from stream2llm_router.holding import LOG_LIVE_MS, MAX_HELD_STREAMS, Holding, held_key
+from stream2llm_router.holding import MAX_HELD_STREAMS, Holding
 from stream2llm_router.judging import Verdict, judge, refused_as_internal
 from stream2llm_router.leasing import Leases
+from stream2llm_router.limits import TenantLimits, read_limits
 from stream2llm_router.metrics import RouterMetrics
+from stream2llm_router.placing import LIVE_MS, LOG_LIVE_MS, TOKEN_BYTES, Placing
+from stream2llm_router.recovering import Recovery
 from stream2llm_router.scripts import Fenced, Scripts, Stale
+from stream2llm_router.trimming import Trimming
 
 logger = logging.getLogger(__name__)
 
-LIVE_MS = settings.MAX_TIMEOUT_MS + 3_600_000
-"""Expiry of a stream in use: above the longest time that it may be silent, so that only what is forgotten expires."""
 REFRESH_S = 0.25
 MAX_TOLD_ERRORS = 1_000
 """Errors about single entries that one reply may hold."""
@@ -56,14 +62,21 @@ class Forwarder:
         self._scripts = Scripts(client)
         self._fleet = Fleet(client, keys)
         self.leases = Leases(self._scripts, keys)
-        self._holding = Holding(client, self._scripts, keys, self._fleet, metrics, self._retain_ms, open_wait_ms)
+        placing = Placing(client, self._scripts, keys, self._fleet, metrics, self._retain_ms)
+        self._holding = Holding(client, keys, self._fleet, placing, open_wait_ms)
+        self._recovery = Recovery(client, self._scripts, keys, self._fleet, placing)
+        self._trimming = Trimming(client, keys, metrics)
+        self._turns = Turns()
+        self._limits: dict[str, TenantLimits] = {}
+        self._weights: dict[str, float] = {}
+        self._bad_limits: dict[str, list[str]] = {}
         self._tenants: list[str] = []
         self._bad_tenants: list[str] = []
         self._waiting: dict[str, int] = {}
         self._lag: dict[str, int] = {}
         self._epochs: dict[str, str] = {}
         self._refresh_at_s = 0.0
-        self._read_entries = settings.MAX_BATCH_ENTRIES
+        self._read_entries = self._last_read_entries = settings.MAX_BATCH_ENTRIES
         self._resume_at_s: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self.reachable = False
@@ -109,20 +122,36 @@ class Forwarder:
 
     def turn(self) -> int:
         """One round: leases, held streams, one read of all tenants. Returns how many entries were read."""
-        self._refresh()
-        self._epochs = self._hold_leases()
+        fresh = self._refresh()
+        self._epochs = self.leases.hold(self._tenants)
         for tenant, epoch in list(self._epochs.items()):
             if self._waiting.get(tenant):
                 self._guarded(tenant, self._holding.serve, tenant, epoch)
+        if fresh:
+            self._recover()
         now_s = time.monotonic()
         served = [tenant for tenant in self._epochs if self._resume_at_s.get(tenant, 0.0) <= now_s]
         if not served:
             time.sleep(self._block_ms / 1000 / 4)
             return 0
         queues = self._read(served)
-        for tenant, entries in queues.items():
-            self._guarded(tenant, self._forward_all, tenant, entries)
-        return sum(len(entries) for entries in queues.values())
+        count = sum(len(entries) for entries in queues.values())
+        full = {tenant for tenant, entries in queues.items() if len(entries) >= self._last_read_entries}
+        while queues:
+            tenant = self._turns.next(queues)
+            self._guarded(tenant, self._forward_some, tenant, queues)
+            if tenant not in queues and tenant in full:
+                # It may have more, and its turn may come before that of what others still have here: read again.
+                break
+        return count
+
+    def _recover(self) -> None:
+        """Move streams off pods that are gone or leave."""
+        self._recovery.declare_gone()
+        for tenant, epoch in list(self._epochs.items()):
+            self._guarded(tenant, self._recovery.serve, tenant, epoch)
+            self._guarded(tenant, self._trimming.look, tenant)
+        self._recovery.settle()
 
     def _guarded(self, tenant: str, action: Callable[..., None], *arguments: Any) -> None:
         """Keep one tenant's trouble from the others; an outage of Redis is everybody's and goes on up."""
@@ -137,10 +166,11 @@ class Forwarder:
             self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
             logger.error("tenant %s pauses for %.0f s: %s", tenant, PAUSE_S, error)
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> bool:
+        """Look at pods, tenants and lengths again, unless that has just been done."""
         now_s = time.monotonic()
         if now_s < self._refresh_at_s:
-            return
+            return False
         self._fleet.refresh()
         members: Any = self._client.smembers(self._keys.tenants)
         names = sorted(raw.decode("utf-8", "replace") for raw in members)
@@ -153,18 +183,23 @@ class Forwarder:
             self._metrics.forget_tenant(gone)
             self._lag.pop(gone, None)
             self._waiting.pop(gone, None)
+            self._bad_limits.pop(gone, None)
         self._tenants = tenants
+        self._turns.keep(tenants)
         self._measure()
         self._refresh_at_s = now_s + REFRESH_S
+        return True
 
     def _measure(self) -> None:
+        """Lengths of ingress and of the waiting streams, and the tenants' limits."""
         pipeline = self._client.pipeline(transaction=False)
         for tenant in self._tenants:
             pipeline.xlen(self._keys.ingress(tenant))
-            pipeline.zcard(held_key(self._keys, tenant))
+            pipeline.zcard(self._keys.held(tenant))
+            pipeline.hgetall(self._keys.limits(tenant))
         answers: list[Any] = pipeline.execute(raise_on_error=False)
-        for tenant, lag, waiting in zip(self._tenants, answers[::2], answers[1::2], strict=True):
-            for answer in (lag, waiting):
+        for tenant, lag, waiting, limits in zip(self._tenants, answers[::3], answers[1::3], answers[2::3], strict=True):
+            for answer in (lag, waiting, limits):
                 if isinstance(answer, ResponseError):
                     # One read covers all tenants, so a foreign key type must be kept out of it.
                     self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
@@ -174,25 +209,22 @@ class Forwarder:
             self._lag[tenant] = lag if isinstance(lag, int) else 0
             self._waiting[tenant] = waiting if isinstance(waiting, int) else 0
             self._metrics.lag(tenant, self._lag[tenant])
+            self._note_limits(tenant, limits if isinstance(limits, dict) else {})
         self._metrics.waiting_streams.set(sum(self._waiting.values()))
 
-    def _hold_leases(self) -> dict[str, str]:
-        epochs = {}
-        for tenant in self._tenants:
-            try:
-                epoch = self.leases.hold(tenant)
-            except ResponseError as error:
-                logger.error("the lease of tenant %s cannot be taken: %s", tenant, error)
-                self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
-                continue
-            if epoch is not None:
-                epochs[tenant] = epoch
-        return epochs
+    def _note_limits(self, tenant: str, raw: dict[bytes, bytes]) -> None:
+        self._limits[tenant], wrong = read_limits(raw)
+        self._weights[tenant] = self._limits[tenant].weight
+        if wrong != self._bad_limits.get(tenant, []):
+            self._bad_limits[tenant] = wrong
+            if wrong:
+                logger.error("limits of tenant %s that cannot be read count as absent: %s", tenant, ", ".join(wrong))
 
     def _read(self, tenants: list[str]) -> dict[str, list[RawEntry]]:
         by_key = {self._keys.ingress(tenant).encode(): tenant for tenant in tenants}
         waiting = any(self._waiting.get(tenant) for tenant in tenants)
         block_ms = min(self._block_ms, int(REFRESH_S * 1000)) if waiting else self._block_ms
+        self._last_read_entries = self._read_entries
         answer: Any = self._client.xread(
             {key.decode(): "0" for key in by_key}, count=self._read_entries, block=block_ms
         )
@@ -205,21 +237,24 @@ class Forwarder:
             self._read_entries = max(1, min(wanted, settings.MAX_BATCH_ENTRIES))
         return queues
 
-    def _forward_all(self, tenant: str, entries: list[RawEntry]) -> None:
-        """Forward what was read, a batch at a time, until there is no more or it turns out to be stale."""
-        while entries:
-            batch = entries[:1] if self._failures.get(tenant) else _cut(entries)
-            entries = entries[len(batch) :]
-            try:
-                self._forward(tenant, batch)
-            except Stale:
-                # A retry after a lost answer met its own success, or the head was trimmed: read again.
-                return
-            self._failures.pop(tenant, None)
+    def _forward_some(self, tenant: str, queues: dict[str, list[RawEntry]]) -> None:
+        """Forward one batch of what was read; a tenant that is done for now leaves `queues`."""
+        entries = queues.pop(tenant)
+        batch, size_bytes = _cut(entries[:1] if self._failures.get(tenant) else entries)
+        self._turns.charge(tenant, size_bytes, len(batch), self._weights)
+        try:
+            self._forward(tenant, batch)
+        except Stale:
+            # A retry after a lost answer met its own success, or the head was trimmed: read again.
+            return
+        self._failures.pop(tenant, None)
+        if len(entries) > len(batch):
+            queues[tenant] = entries[len(batch) :]
 
     def _forward(self, tenant: str, entries: list[RawEntry]) -> None:
         started_s = time.perf_counter()
         verdicts = [self._judge(tenant, fields) for _, fields in entries]
+        limits = self._limits.get(tenant, TenantLimits())
         arguments: list[Any] = [
             self._epochs[tenant],
             self._keys.prefix,
@@ -231,10 +266,12 @@ class Forwarder:
             MAX_HELD_STREAMS,
             settings.MAX_REJECTED,
             MAX_TOLD_ERRORS,
+            limits.max_open_streams,
+            limits.max_open_bytes,
             len(entries),
         ]
         for (identifier, _), verdict in zip(entries, verdicts, strict=True):
-            arguments += [identifier, *self._told(verdict)]
+            arguments += (identifier, verdict.op, verdict.stream, self._more(tenant, verdict))
         answer = self._scripts.call("forward", [self._keys.lease(tenant), self._keys.ingress(tenant)], arguments)
         self._metrics.forward_seconds.observe(time.perf_counter() - started_s)
         forwarded, assigned, held, _ignored = map(int, answer[:4])
@@ -250,34 +287,41 @@ class Forwarder:
             return refused_as_internal(fields)
         return judge(fields)
 
-    def _told(self, verdict: Verdict) -> list[str]:
-        pod = self._fleet.choose(verdict.model) if verdict.op == "open" and not verdict.code else None
-        return [
-            verdict.op,
-            verdict.stream,
-            verdict.digest,
-            pod.name if pod else "",
-            pod.incarnation if pod else "",
-            verdict.code,
-            verdict.message,
-            verdict.field,
-        ]
+    def _more(self, tenant: str, verdict: Verdict) -> str:
+        """What the script needs to know of an open, or of an entry that is wrong."""
+        if verdict.op != "open" and not verdict.code:
+            return ""
+        pod, affinity = None, ""
+        if not verdict.code:
+            # The engine keeps the caches of tenants apart.
+            affinity = f"{tenant}/{verdict.affinity}" if verdict.affinity else ""
+            pod = self._fleet.choose(Needs(verdict.model, "", affinity, verdict.prompt_bytes // TOKEN_BYTES))
+        more = {
+            "digest": verdict.digest,
+            "pod": pod.name if pod else "",
+            "incarnation": pod.incarnation if pod else "",
+            "model": verdict.model,
+            "affinity": affinity,
+            "code": verdict.code,
+            "message": verdict.message,
+            "field": verdict.field,
+        }
+        return json.dumps(more)
 
 
 def _size_bytes(entries: list[RawEntry]) -> int:
-    return sum(len(name) + len(value) for _, fields in entries for name, value in fields.items())
+    return sum(map(len, chain.from_iterable(chain.from_iterable(fields.items()) for _, fields in entries)))
 
 
-def _cut(entries: list[RawEntry]) -> list[RawEntry]:
-    """The head of the batch, up to both limits; always at least one entry."""
-    size_bytes = 0
-    kept: list[RawEntry] = []
-    for entry in entries[: settings.MAX_BATCH_ENTRIES]:
-        size_bytes += _size_bytes([entry])
-        if kept and size_bytes > settings.MAX_BATCH_BYTES:
-            break
-        kept.append(entry)
-    return kept
+def _cut(entries: list[RawEntry]) -> tuple[list[RawEntry], int]:
+    """The head of the batch, up to both limits and at least one entry; and its bytes."""
+    total_bytes = 0
+    for i, entry in enumerate(entries[: settings.MAX_BATCH_ENTRIES]):
+        size_bytes = _size_bytes([entry])
+        if i and total_bytes + size_bytes > settings.MAX_BATCH_BYTES:
+            return entries[:i], total_bytes
+        total_bytes += size_bytes
+    return entries[: settings.MAX_BATCH_ENTRIES], total_bytes
 
 
 def _backoff() -> Iterator[float]:

@@ -39,7 +39,7 @@ class RouterMetrics:
         self._rejected = Counter(
             "stream2llm_rejected_total", "Entries that were left out.", (*_LABELS, "code"), registry=registry
         )
-        for reason in ("open", "held"):
+        for reason in ("open", "held", "recovery", "drain"):
             self.assigned(reason, 0)
         for code in ErrorCode:
             self.rejected(code, 0)

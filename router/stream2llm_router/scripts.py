@@ -21,23 +21,29 @@ class Ended(Exception):
     """The stream has ended meanwhile."""
 
 
-class Gone(Exception):
-    """The pod's incarnation is not there any more."""
+class Unfit(Exception):
+    """The pod cannot take this stream: it has gone, it is full, its model is another, or it has a suspect already."""
 
 
-_OUTCOMES: dict[str, type[Exception]] = {"FENCED": Fenced, "STALE": Stale, "ENDED": Ended, "GONE": Gone}
+_OUTCOMES: dict[str, type[Exception]] = {
+    "FENCED": Fenced,
+    "STALE": Stale,
+    "ENDED": Ended,
+    "GONE": Unfit,
+    "FULL": Unfit,
+    "OTHER_MODEL": Unfit,
+    "SUSPECT": Unfit,
+}
+_NAMES = ("attend", "lease", "release", "forward", "assign", "end", "fence", "settle")
 
 
 class Scripts:
-    """Calls the scripts by name. Raises Fenced, Stale, Ended or Gone for their answers."""
+    """Calls the scripts by name. Raises Fenced, Stale, Ended or Unfit for their answers."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         folder = files("stream2llm_router") / "scripts"
-        self._sources = {
-            name: (folder / f"{name}.lua").read_text()
-            for name in ("lease", "release", "forward", "assign", "expire_held")
-        }
+        self._sources = {name: (folder / f"{name}.lua").read_text() for name in _NAMES}
         self._digests: dict[str, str] = {}
 
     def call(self, name: str, keys: list[str], arguments: list[Any]) -> Any:

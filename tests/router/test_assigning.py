@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stream2llm_router.assigning import Pod, choose_pod, parse_heartbeat
+from stream2llm_router.assigning import Given, Needs, Pod, choose_pod, parse_heartbeat, predicted_ttft_s
 
 NOW_MS = 100_000
 
@@ -47,7 +47,7 @@ def pod(name: str, **changes: object) -> Pod:
     ],
 )
 def test_choice(pods: list[Pod], recent: dict[str, int], chosen: str | None) -> None:
-    found = choose_pod(pods, NOW_MS, recent)
+    found = choose_pod(pods, NOW_MS, Needs(), {name: Given(streams) for name, streams in recent.items()})
     assert (found and found.name) == chosen
 
 
@@ -60,9 +60,9 @@ def test_unreadable_heartbeats_are_no_pods(raw: bytes) -> None:
 
 def test_a_named_model_decides_before_the_load() -> None:
     pods = [pod("a"), pod("b", models=frozenset({"tuned"}), backlog_tokens=900)]
-    assert (found := choose_pod(pods, NOW_MS, {}, model="tuned"))
+    assert (found := choose_pod(pods, NOW_MS, Needs("tuned"), {}))
     assert found.name == "b"
-    assert (found := choose_pod(pods, NOW_MS, {}, model="other"))
+    assert (found := choose_pod(pods, NOW_MS, Needs("other"), {}))
     assert found.name == "a"
 
 
@@ -79,4 +79,54 @@ def test_an_impossible_rate_counts_as_unknown(rate: object) -> None:
     }
     found = parse_heartbeat("a", json.dumps(beat).encode())
     assert found is not None
-    assert found.predicted_wait_s == 7 / 1000
+    assert predicted_ttft_s(found, 0) == 7 / 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "given", "seconds"),
+    [
+        ({}, 0, Given(), 0.0),
+        ({"backlog_tokens": 500}, 0, Given(), 0.5),
+        ({"backlog_tokens": 500}, 250, Given(), 0.75),
+        ({"backlog_tokens": 500, "prefill_tokens_per_s": 5_000.0}, 0, Given(), 0.1),
+        ({"open_streams": 2}, 0, Given(), 0.128),
+        ({"backlog_tokens": 100}, 100, Given(1, 236), 0.5),
+        ({"backlog_tokens": 500, "kv_usage": 0.5}, 0, Given(), 1.0),
+        ({"backlog_tokens": 500, "kv_usage": 1.0}, 0, Given(), 10.0),
+    ],
+)
+def test_prediction(fields: dict[str, object], tokens: int, given: Given, seconds: float) -> None:
+    assert predicted_ttft_s(pod("a", **fields), tokens, given) == pytest.approx(seconds)
+
+
+def chosen(pods: list[Pod], needs: Needs, given: dict[str, Given] | None = None) -> str | None:
+    found = choose_pod(pods, NOW_MS, needs, given or {})
+    return found and found.name
+
+
+def test_the_same_beginning_goes_to_the_same_pod_while_that_costs_little() -> None:
+    pods = [pod(name, max_open_streams=100) for name in "abcd"]
+    home = chosen(pods, Needs(affinity="default/1"))
+    assert {chosen(pods, Needs(affinity=f"default/{i}")) for i in range(40)} == set("abcd")
+    assert home is not None
+    assert chosen([p for p in pods if p.name != home], Needs(affinity="default/1")) != home
+    a_little_busier = [pod(p.name, max_open_streams=100, backlog_tokens=49 * (p.name == home)) for p in pods]
+    assert chosen(a_little_busier, Needs(affinity="default/1")) == home
+    busier = [pod(p.name, max_open_streams=100, backlog_tokens=50 * (p.name == home)) for p in pods]
+    assert chosen(busier, Needs(affinity="default/1")) != home
+
+
+def test_a_burst_of_the_same_beginning_spreads() -> None:
+    pods = [pod(name, max_open_streams=100) for name in "abc"]
+    given: dict[str, Given] = {}
+    for _ in range(30):
+        name = chosen(pods, Needs(affinity="default/1", tokens=20), given)
+        before = given.get(f"{name}-1", Given())
+        given[f"{name}-1"] = Given(before.streams + 1, before.tokens + 20)
+    assert {name: there.streams for name, there in given.items()} == {"a-1": 10, "b-1": 10, "c-1": 10}
+
+
+def test_a_stream_that_has_sent_tokens_fits_its_own_model_only() -> None:
+    pods = [pod("a", fingerprint="x"), pod("b", fingerprint="y", backlog_tokens=900)]
+    assert chosen(pods, Needs(fingerprint="y")) == "b"
+    assert chosen(pods, Needs(fingerprint="z")) is None

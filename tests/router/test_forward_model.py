@@ -117,10 +117,10 @@ class World:
 
     def new_router(self) -> None:
         """The last router is gone without a word and its lease has lapsed."""
-        self.client.delete(KEYS.lease(TENANT))
+        self.client.delete(KEYS.lease(TENANT), KEYS.routers)
         self.router = Forwarder(self.client, KEYS, RouterMetrics(KEYS.pool, CollectorRegistry()), block_ms=1)
         self.router._tenants = [TENANT]
-        self.router._epochs = self.router._hold_leases()
+        self.router._epochs = self.router.leases.hold([TENANT])
 
     def send(self, kind: str, stream: str) -> None:
         self.sent += 1

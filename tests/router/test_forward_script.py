@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 from stream2llm.entries import Append, Cancel, Entry, Finish, Open, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.forwarding import Forwarder
+from stream2llm_router.leasing import Leases
 from stream2llm_router.metrics import RouterMetrics
-from stream2llm_router.scripts import Ended, Fenced, Gone, Stale
+from stream2llm_router.scripts import Ended, Fenced, Stale, Unfit
 
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/pool")
@@ -363,18 +364,42 @@ def test_an_entry_that_the_script_fails_on_is_turned_away_alone(bench: Bench, mo
     assert [e[b"op"] for e in bench.entries()] == [b"open", b"finish"]
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 def test_leases_grow_are_kept_and_are_given_back(bench: Bench) -> None:
-    first = bench.forwarder.leases
-    epoch = first.hold(TENANT, 0.0)
-    assert epoch is not None
-    assert first.hold(TENANT, 10.0) == epoch
-    second = Bench(bench.client).forwarder.leases
-    assert second.hold(TENANT, 0.0) is None
+    clock = Clock()
+    scripts = bench.forwarder._scripts
+    first, second = (Leases(scripts, KEYS, name, clock) for name in ("one", "two"))
+    epoch = first.hold([TENANT])[TENANT]
+    clock.now_s = 10.0
+    assert first.hold([TENANT]) == {TENANT: epoch}
     first.release_all()
-    later = second.hold(TENANT, 10.0)
-    assert later is not None
+    assert bench.client.hgetall(KEYS.routers) == {}
+    later = second.hold([TENANT])[TENANT]
     assert int(later) > int(epoch)
-    assert first.hold(TENANT, 20.0) is None
+    assert scripts.call("lease", [KEYS.lease(TENANT)], ["one", 5000]) is None
+
+
+def test_tenants_are_spread_over_the_routers_and_taken_over_when_one_goes(bench: Bench) -> None:
+    clock = Clock()
+    tenants = [f"t{i}" for i in range(6)]
+    one, two = (Leases(bench.forwarder._scripts, KEYS, name, clock) for name in ("one", "two"))
+    assert sorted(one.hold(tenants)) == tenants
+    assert two.hold(tenants) == {}
+    clock.now_s = 2.0
+    kept = one.hold(tenants)
+    assert len(kept) == 3
+    clock.now_s = 4.0
+    assert sorted({**two.hold(tenants), **kept}) == tenants
+    two.release_all()
+    clock.now_s = 6.0
+    assert sorted(one.hold(tenants)) == tenants
 
 
 def test_tenants_are_apart(bench: Bench) -> None:
@@ -397,17 +422,17 @@ def test_assigning_again_fences_the_last_attempt_and_keeps_the_state(bench: Benc
     bench.forward()
     bench.forwarder.turn()
     keys = [KEYS.lease(TENANT), KEYS.route(TENANT, "s1"), f"{KEYS.prefix}:held:{TENANT}"]
-    epoch = bench.forwarder.leases.hold(TENANT)
+    epoch = bench.forwarder.leases.hold([TENANT])[TENANT]
 
     def assign(attempt: int, incarnation: str = "bb", epoch: str | None = epoch) -> Any:
-        arguments = [epoch, KEYS.prefix, TENANT, "s1", attempt, "pod-1", incarnation, 1000]
+        arguments = [epoch, KEYS.prefix, TENANT, "s1", attempt, "pod-1", incarnation, 1000, 2, 5000]
         return bench.forwarder._scripts.call("assign", keys, arguments)
 
     with pytest.raises(Fenced):
         assign(1, epoch="1")
     with pytest.raises(Stale):
         assign(0)
-    with pytest.raises(Gone):
+    with pytest.raises(Unfit):
         assign(1, incarnation="cc")
     assert assign(1) == 2
     assert bench.route()[b"attempt"] == b"2"

@@ -139,8 +139,11 @@ class StandInPod:
             return
         fields = encode(event)
         first, tokens = (event.index, len(event.token_ids)) if isinstance(event, Token) else (-1, 0)
+        assigned = self.keys.assigned(self.name, self.incarnation)
         keys = [self.keys.route(*place), self.keys.reply(*place), self.keys.entries(*place)]
-        arguments = [attempt, self.retain_ms, LIVE_MS, 100_000]
+        keys += [self.keys.usage(tenant), assigned]
+        open_id = client.hget(self.keys.route(*place), "open_id") or ""
+        arguments = [attempt, self.incarnation, open_id, self.retain_ms, LIVE_MS, 100_000, f"{tenant}:{stream}", 1]
         arguments += [fields["event"], fields["data"], int(is_terminal(event)), first, tokens]
         reply(keys=keys, args=arguments)
         if is_terminal(event):

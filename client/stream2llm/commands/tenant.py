@@ -20,6 +20,7 @@ from stream2llm.connecting import RedisTLS, add_redis_arguments, connect
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys, check_tenant
 from stream2llm.tokens import TokenRecord, new_token, parse_record, record_of
 
+MAX_WEIGHT = 1_000.0
 ACTIONS = ("add", "list", "remove", "acl", "token")
 ROLES = ("tenant", "router", "pod")
 _EPILOG = """\
@@ -36,6 +37,14 @@ class TenantCommand:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.add_argument("action", choices=ACTIONS)
         parser.add_argument("name", nargs="?", help="tenant")
+        limits = parser.add_argument_group("add", "each is kept as it is where it is not given")
+        limits.add_argument("--weight", type=_weight, metavar="W", help="share against other tenants (default 1)")
+        limits.add_argument(
+            "--max-open-streams", type=_whole, metavar="N", help="open streams at a time; 0 for no limit (default 0)"
+        )
+        limits.add_argument(
+            "--max-open-bytes", type=_whole, metavar="N", help="bytes of its open streams; 0 for no limit (default 0)"
+        )
         acl = parser.add_argument_group("acl")
         acl.add_argument("--role", choices=ROLES, default="tenant", help="whose rules (default: the tenant's)")
         acl.add_argument("--user", metavar="NAME", help="name of the Redis user (default: NAMESPACE_POOL_TENANT)")
@@ -77,10 +86,15 @@ def _change(args: argparse.Namespace, keys: PoolKeys) -> int:
         tenant = check_tenant(args.name)
         if args.action == "add":
             changed = client.sadd(keys.tenants, tenant)
+            limits = {name: getattr(args, name) for name in ("weight", "max_open_streams", "max_open_bytes")}
+            given: Any = {name: value for name, value in limits.items() if value is not None}
+            if given:
+                client.hset(keys.limits(tenant), mapping=given)
             if changed and tenant != DEFAULT_TENANT and client.scard(keys.tenants) == 1:
                 _note(f"{tenant!r} is the first tenant; {DEFAULT_TENANT!r} is no longer served unless it is added too")
         else:
             changed = client.srem(keys.tenants, tenant)
+            client.delete(keys.limits(tenant))
             ended = [record.digest for record in _records(client, keys) if record.tenant == tenant]
             if ended:
                 client.hdel(keys.tokens, *ended)
@@ -88,6 +102,22 @@ def _change(args: argparse.Namespace, keys: PoolKeys) -> int:
     done = {"add": ("added", "was there already"), "remove": ("removed", "was not there")}[args.action]
     print(f"{tenant}: {done[0] if changed else done[1]}")
     return 0
+
+
+def _weight(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MAX_WEIGHT:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most {MAX_WEIGHT:g}, not {text!r}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text!r}")
+    return int(text)
 
 
 def _acl(args: argparse.Namespace, keys: PoolKeys) -> int:

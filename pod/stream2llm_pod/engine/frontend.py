@@ -9,6 +9,7 @@ progress before the first output comes with vLLM's statistics, a few times a sec
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,10 @@ class _Stream:
     params: SamplingParams
     lora_request: Any
     cache_salt: str | None
+    asked: SamplingParams
+    """The parameters for the whole answer; `params` are those for what is left of it."""
+    carried: list[int]
+    carried_text: str
     internal_id: str = ""
 
 
@@ -114,12 +119,19 @@ class EngineStreams:
         *,
         lora_request: Any = None,
         cache_salt: str | None = None,
+        carried: Sequence[int] = (),
+        carried_text: str = "",
     ) -> AsyncIterator[Any]:
         """Start a stream whose prompt begins with `token_ids` (at least one); returns its outputs once it is known.
 
         The outputs are vLLM's RequestOutput, deltas, and begin after the finish. A stream that the engine gives up ends
         with finish reason `error` and the reason in `stop_reason`; an aborted one with `abort`. Closing the iterator
         early aborts the stream.
+
+        carried: the first tokens of the answer, fewer than `max_tokens`, and `carried_text` what of their text was
+        passed on, where another engine has begun to answer. The outputs are what follows. The carried tokens count for
+        max_tokens, min_tokens, stop strings, structured outputs and penalties (exactly, but for a token that comes
+        again: its presence_penalty counts twice).
 
         Raises StreamTooLong, EngineRefusal for parameters that streams cannot honour or vLLM refuses, and ValueError
         for an empty prefix or an id that is in use.
@@ -132,9 +144,13 @@ class EngineStreams:
         self._check_length(len(token_ids))
         own = params.clone()
         own.output_kind = RequestOutputKind.DELTA
-        own.extra_args = {**(own.extra_args or {}), **Op(OpKind.OPEN).to_extra_args()}
+        asked = own.clone()
+        continue_answer(own, carried)
+        own.extra_args = {**(own.extra_args or {}), **Op(OpKind.OPEN, carried=tuple(carried)).to_extra_args()}
         prompt = tokens_input(list(token_ids), cache_salt=cache_salt)
-        stream = self._streams[stream_id] = _Stream(list(token_ids), own, lora_request, cache_salt)
+        stream = self._streams[stream_id] = _Stream(
+            list(token_ids), own, lora_request, cache_salt, asked, list(carried), carried_text
+        )
         try:
             collector = await self._front_end.start(stream_id, prompt, own, lora_request)
         except BaseException as error:
@@ -168,7 +184,10 @@ class EngineStreams:
             await self._replace(stream_id, token_ids, last=True)
             return
         stream = self._stream(stream_id)
-        self._front_end.fix_prompt(stream.internal_id, list(stream.token_ids), stream.params)
+        if stream.carried:
+            await self._replace(stream_id, list(stream.token_ids), last=True)
+            return
+        self._fix_prompt(stream, list(stream.token_ids))
         await self._send(stream, [0], Op(OpKind.FINISH, last=True, empty=True))
 
     async def abort(self, stream_id: str) -> None:
@@ -182,16 +201,20 @@ class EngineStreams:
         stream = self._stream(stream_id)
         if not token_ids:
             raise ValueError("a prompt needs at least one token")
-        self._check_length(len(token_ids))
         known, new = stream.token_ids, list(token_ids)
-        stream.token_ids = new
         if last:
-            self._front_end.fix_prompt(stream.internal_id, list(new), stream.params)
+            self._fix_prompt(stream, list(new))
+            new += stream.carried
+        self._check_length(len(new))
+        stream.token_ids = new
         if len(new) > len(known) and new[: len(known)] == known:
             # Same effect as the update, at a fraction of the bytes and hashing.
             await self._send(stream, new[len(known) :], Op(OpKind.APPEND, last=last))
         else:
             await self._send(stream, list(new), Op(OpKind.UPDATE, last=last))
+
+    def _fix_prompt(self, stream: _Stream, prompt: list[int]) -> None:
+        self._front_end.fix_prompt(stream.internal_id, prompt, stream.asked, stream.carried, stream.carried_text)
 
     def _stream(self, stream_id: str) -> _Stream:
         stream = self._streams.get(stream_id)
@@ -230,6 +253,24 @@ class EngineStreams:
         latest_progress.pop(stream.internal_id, None)
         if self._streams.get(stream_id) is stream:
             del self._streams[stream_id]
+
+
+def continue_answer(params: SamplingParams, carried: Sequence[int]) -> None:
+    """Change `params` for a request whose prompt ends in the `carried` first tokens of its answer.
+
+    To the engine these are part of the prompt. Their frequency and presence penalties become a bias on their logits.
+    """
+    if not carried:
+        return
+    if params.max_tokens is not None:
+        params.max_tokens = max(params.max_tokens - len(carried), 1)
+    params.min_tokens = max(params.min_tokens - len(carried), 0)
+    if params.frequency_penalty or params.presence_penalty:
+        bias = dict(params.logit_bias or {})
+        for token_id, times in Counter(carried).items():
+            penalty = params.frequency_penalty * times + params.presence_penalty
+            bias[token_id] = bias.get(token_id, 0.0) - penalty
+        params.logit_bias = bias
 
 
 def refuse_unsupported(params: SamplingParams) -> None:

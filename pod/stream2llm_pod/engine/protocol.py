@@ -28,15 +28,20 @@ class Op:
     """One operation.
 
     kind: what to do; last: the prompt is whole afterwards; empty: the request's token list is only the placeholder
-    that vLLM insists on and adds nothing.
+    that vLLM insists on and adds nothing; carried: with an open, the first tokens of the answer, which another engine
+    has given and which the whole prompt will end in.
     """
 
     kind: OpKind
     last: bool = False
     empty: bool = False
+    carried: tuple[int, ...] = ()
 
     def to_extra_args(self) -> dict[str, Any]:
-        return {EXTRA_ARGS_KEY: {"op": str(self.kind), "last": self.last, "empty": self.empty}}
+        raw: dict[str, Any] = {"op": str(self.kind), "last": self.last, "empty": self.empty}
+        if self.carried:
+            raw["carried"] = list(self.carried)
+        return {EXTRA_ARGS_KEY: raw}
 
 
 def read_op(extra_args: dict[str, Any] | None) -> Op | None:
@@ -50,6 +55,10 @@ def read_op(extra_args: dict[str, Any] | None) -> Op | None:
     if not isinstance(raw, dict):
         raise ValueError(f"{EXTRA_ARGS_KEY} must be an object, not {type(raw).__name__}")
     try:
-        return Op(OpKind(str(raw.get("op"))), bool(raw.get("last", False)), bool(raw.get("empty", False)))
+        kind = OpKind(str(raw.get("op")))
     except ValueError:
         raise ValueError(f"{EXTRA_ARGS_KEY}.op {str(raw.get('op'))[:40]!r} is none of {', '.join(OpKind)}") from None
+    carried = raw.get("carried", ())
+    if not isinstance(carried, list | tuple) or any(type(token_id) is not int for token_id in carried):
+        raise ValueError(f"{EXTRA_ARGS_KEY}.carried must be a list of token ids, not {str(carried)[:40]!r}")
+    return Op(kind, bool(raw.get("last", False)), bool(raw.get("empty", False)), tuple(carried))

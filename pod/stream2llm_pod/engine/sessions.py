@@ -58,6 +58,8 @@ class StreamSession:
     swapped_tokens: int = 0
     """Tokens that came back from host memory after preemptions."""
     invalidated_tokens: int = 0
+    carried: tuple[int, ...] = ()
+    """First tokens of the answer, at the end of the prompt, that the grammar of a structured output has yet to take."""
     pending: list[tuple[Any, Op]] = field(default_factory=list)
     """Operations that arrived while a KV transfer into this request was under way."""
 

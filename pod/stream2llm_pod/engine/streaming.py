@@ -124,7 +124,13 @@ class StreamingMixin(Base):
             return
         now_s = self.clock()
         session = StreamSession(
-            request.request_id, Prompt(request.prompt_token_ids), request.max_tokens, now_s, now_s, open=not op.last
+            request.request_id,
+            Prompt(request.prompt_token_ids),
+            request.max_tokens,
+            now_s,
+            now_s,
+            open=not op.last,
+            carried=op.carried,
         )
         self.streams[request.request_id] = session
         if session.open:
@@ -202,6 +208,16 @@ class StreamingMixin(Base):
     def _note_invalidated(self, session: StreamSession, tokens: int) -> None:
         session.invalidated_tokens += tokens
         self.counters.invalidated_tokens += tokens
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        ready = bool(super()._handle_blocked_waiting_request(request))
+        session = self.streams.get(request.request_id)
+        if ready and session is not None and session.carried:
+            carried, session.carried = session.carried, ()
+            if not self.upstream.advance_grammar(request, carried):
+                logger.error("stream %s: the answer so far does not fit its structured output", session.req_id)
+                self.counters.internal_errors += 1
+        return ready
 
     # ---------------------------------------------------------------- prompts that cannot fit
     def _fail_if_too_long(self, request: Any) -> bool:

@@ -28,9 +28,20 @@ class EngineStreamsLike(Protocol):
     """
 
     async def open(
-        self, stream_id: str, token_ids: Sequence[int], params: Any, *, lora_request: Any = None, cache_salt: Any = None
+        self,
+        stream_id: str,
+        token_ids: Sequence[int],
+        params: Any,
+        *,
+        lora_request: Any = None,
+        cache_salt: Any = None,
+        carried: Sequence[int] = (),
+        carried_text: str = "",
     ) -> AsyncIterator[Any]:
-        """Register a prompt with at least one token; its outputs (vLLM's RequestOutput, deltas) come after finish."""
+        """Register a prompt with at least one token; its outputs (vLLM's RequestOutput, deltas) come after finish.
+
+        `carried` is the part of the answer, and its text, that the reader has already.
+        """
         ...
 
     async def append(self, stream_id: str, token_ids: Sequence[int]) -> None: ...

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio
@@ -34,11 +36,12 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the pod holds now. `kv_usage` is a share of 1."""
+    """What the pod holds now. `kv_usage` is a share of 1, `prefill_tokens_per_s` None where it is not known."""
 
     open_streams: int
     backlog_tokens: int
     kv_usage: float
+    prefill_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,17 @@ def heartbeat(identity: Identity, state: str, load: Load) -> str:
             "backlog_tokens": load.backlog_tokens,
             "kv_usage": round(load.kv_usage, 4),
         },
-        "prefill_tokens_per_s": None,
+        "prefill_tokens_per_s": None if load.prefill_tokens_per_s is None else round(load.prefill_tokens_per_s, 1),
     }
     return json.dumps(beat, separators=(",", ":"))[:-1]
 
 
 class Heartbeats:
-    """Beats once a second; `state` and `load` are asked each time."""
+    """Beats once a second; `state` and `load` are asked each time.
+
+    `fenced` is called, and answers with the name of a new incarnation, when routers have given this one up: the pod was
+    silent for too long, another pod has taken its name, or Redis has forgotten everything.
+    """
 
     def __init__(
         self,
@@ -96,6 +103,7 @@ class Heartbeats:
         clock: RedisClock,
         state: Callable[[], str],
         load: Callable[[], Load],
+        fenced: Callable[[], str],
     ) -> None:
         self._client = client
         self._keys = keys
@@ -103,7 +111,21 @@ class Heartbeats:
         self._clock = clock
         self._state = state
         self._load = load
+        self._fenced = fenced
         self._rival: str | None = None
+        self._registered = False
+        self._wake = asyncio.Event()
+        self._beaten_s: float | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether routers know this incarnation."""
+        return self._registered
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last heartbeat that arrived; infinite before the first."""
+        return float("inf") if self._beaten_s is None else time.monotonic() - self._beaten_s
 
     async def run(self) -> None:
         """Beat until cancelled; a failed beat is tried again at the next one."""
@@ -112,39 +134,70 @@ class Heartbeats:
                 await self.beat()
             except (RedisError, OSError) as error:
                 logger.warning("heartbeat failed: %s", error)
-            await asyncio.sleep(HEARTBEAT_MS / 1000)
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_MS / 1000):
+                    await self._wake.wait()
+
+    def soon(self) -> None:
+        """What the heartbeat says has changed: do not wait for the next one."""
+        self._wake.set()
 
     async def beat(self) -> None:
         """Write one heartbeat and set the clock by the server's."""
-        text = heartbeat(self._identity, self._state(), self._load())
-        answer = await self._call("heartbeat", self._identity.pod, text, LOG_LIVE_MS)
-        now_ms = int(answer[0])
-        self._clock.observe(now_ms)
-        self._warn_of_rival(answer[1], now_ms)
+        now_ms, before, taken = await self._write(first=not self._registered and self._rival is None)
+        if taken:
+            self._registered, self._rival, self._beaten_s = True, None, time.monotonic()
+            self._warn_of_rival(before, now_ms)
+        elif self._registered:
+            self._registered = False
+            # While the other pod lives, this one must not take the name back, or both would do nothing else.
+            self._rival = _alive(before, now_ms)
+            logger.error(
+                "this pod was given up by the routers%s; its streams are others' now",
+                f", as another pod has taken the name {self._identity.pod!r}" if self._rival else "",
+            )
+            self._identity = replace(self._identity, incarnation=self._fenced())
+        elif _alive(before, now_ms) is None:
+            self._rival = None
 
     async def retire(self) -> None:
         """Take this incarnation off the list of pods and drop its log."""
-        await self._call("retire", self._identity.pod, self._identity.incarnation)
+        pod, incarnation = self._identity.pod, self._identity.incarnation
+        keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations, self._keys.gone]
+        await self._call("retire", [*keys, self._keys.assigned(pod, incarnation)], pod, incarnation)
 
-    async def _call(self, name: str, *arguments: str | int) -> Any:
+    async def _write(self, *, first: bool) -> tuple[int, bytes, bool]:
+        pod, incarnation = self._identity.pod, self._identity.incarnation
+        text = heartbeat(self._identity, self._state(), self._load())
+        keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations]
+        answer = await self._call("heartbeat", keys, pod, incarnation, text, LOG_LIVE_MS, int(first))
+        now_ms = int(answer[0])
+        self._clock.observe(now_ms)
+        return now_ms, answer[1], bool(answer[2])
+
+    async def _call(self, name: str, keys: list[str], *arguments: str | int) -> Any:
         script = scripts.load(name)
-        log = self._keys.log(self._identity.pod, self._identity.incarnation)
         try:
-            return await self._client.evalsha(script.sha, 2, self._keys.pods, log, *arguments)
+            return await self._client.evalsha(script.sha, len(keys), *keys, *arguments)
         except redis.exceptions.NoScriptError:
-            return await self._client.eval(script.source, 2, self._keys.pods, log, *arguments)
+            return await self._client.eval(script.source, len(keys), *keys, *arguments)
 
-    def _warn_of_rival(self, before: bytes | None, now_ms: int) -> None:
-        """Two live pods of one name overwrite each other's heartbeat: a mistake that somebody must hear of."""
-        try:
-            beat = json.loads(before) if before else {}
-            other, age_ms = beat.get("incarnation"), now_ms - int(beat.get("time_ms", 0))
-        except (ValueError, TypeError, AttributeError):
-            return
-        if other and other != self._identity.incarnation and age_ms < HEARTBEAT_LAPSE_MS and other != self._rival:
-            self._rival = other
+    def _warn_of_rival(self, before: bytes, now_ms: int) -> None:
+        """The start of a pod whose name is in use is a restart, or a mistake that somebody must hear of."""
+        other = _alive(before, now_ms)
+        if other is not None and other != self._identity.incarnation:
             logger.warning(
-                "another pod named %r was alive %d ms ago; if it still is, give one of them another --pod name",
+                "a pod named %r was there until now; if it still is, give one of them another --pod name",
                 self._identity.pod,
-                age_ms,
             )
+
+
+def _alive(raw: bytes, now_ms: int) -> str | None:
+    """The incarnation of a heartbeat that has not lapsed."""
+    try:
+        beat = json.loads(raw) if raw else {}
+        incarnation, age_ms = beat.get("incarnation"), now_ms - int(beat.get("time_ms", 0))
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return str(incarnation) if incarnation and age_ms < HEARTBEAT_LAPSE_MS else None

@@ -4,44 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from stream2llm.entries import Entry, EntryError, Open, parse_entry
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
+from stream2llm_pod.serving.carrying import NOTHING, Carried, IncompleteReply, read_reply
 from stream2llm_pod.serving.clocks import RedisClock
 
 logger = logging.getLogger(__name__)
 
 BATCH_ENTRIES = 100
+BATCH_BYTES = 4 << 20
+"""A read that brought more makes the next one ask for fewer entries: XREAD can be bounded by number only."""
+ADOPT_BATCH = 16
+"""Streams whose entries are read in one round trip."""
 BLOCK_MS = 5_000
+MAX_PENDING_BYTES = 64 << 20
+"""Text that sessions have been given and not yet worked off; with more than this, the rest stays in Redis."""
+PAUSE_S = 0.02
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 Fields = Mapping[bytes, bytes]
 StreamKey = tuple[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What a stream brings along when this pod gets it.
+
+    attempt, incarnation and open_id fence its writer; opened_ms is the Redis time of its open. Of a stream that has
+    sent tokens, `carried` is what was sent and `prompt_seq` the number of the last entry that the prompt was made of.
+    """
+
+    attempt: int
+    incarnation: str
+    open_id: str
+    opened_ms: int
+    carried: Carried = NOTHING
+    prompt_seq: int | None = None
+
+
 class SessionLike(Protocol):
     """What intake needs of a session."""
 
-    attempt: int
     applied_seq: int
 
     @property
+    def attempt(self) -> int: ...
+    @property
+    def open_id(self) -> str: ...
+    @property
     def over(self) -> bool: ...
+    @property
+    def pending_bytes(self) -> int: ...
     def deliver(self, entry: Entry, seq: int, arrived_ms: int, ingress_id: str) -> None: ...
     def skip(self, seq: int) -> None: ...
     def refuse(self, code: ErrorCode, message: str, field: str | None, ingress_id: str | None) -> None: ...
     def drop(self) -> None: ...
+    def lose(self, message: str) -> None: ...
 
 
-OpenSession = Callable[[str, Open, int, int], SessionLike]
-"""(tenant, open, attempt, arrival of the open in Redis' ms) → a new session that is already being served."""
+OpenSession = Callable[[str, Open, Adoption], SessionLike]
+"""(tenant, open, adoption) → a new session that is already being served."""
 
 
 def arrival_ms(ingress_id: str) -> int:
@@ -51,9 +81,10 @@ def arrival_ms(ingress_id: str) -> int:
 
 @dataclass(slots=True)
 class Intake:
-    """Reads the log with blocking reads on a connection of its own.
+    """Reads the log with blocking reads on a connection of its own, from its head, and empties it.
 
-    An outage of Redis stops nothing here: it reads on from where it was as soon as Redis is back.
+    An outage of Redis stops nothing here: it reads on from where it was as soon as Redis is back. What is read twice
+    changes nothing, as sessions know the sequence number that they have applied.
     """
 
     client: redis.asyncio.Redis
@@ -64,13 +95,15 @@ class Intake:
     open_session: OpenSession
     lag: Callable[[float], None] = lambda seconds: None
     sessions: dict[StreamKey, SessionLike] = field(default_factory=dict)
-    _position: str = "0"
+    _count: int = BATCH_ENTRIES
 
     async def run(self) -> None:
         """Take entries in until cancelled."""
         failures = 0
         while True:
             try:
+                while self._pending_bytes() > MAX_PENDING_BYTES:
+                    await asyncio.sleep(PAUSE_S)
                 await self.take()
                 failures = 0
             except (RedisError, OSError) as error:
@@ -82,80 +115,139 @@ class Intake:
     async def take(self, block_ms: int = BLOCK_MS) -> int:
         """Wait for entries, apply one batch and trim it from the log. Returns the number of entries."""
         log = self.keys.log(self.pod, self.incarnation)
-        answer = await self.client.xread({log: self._position}, count=BATCH_ENTRIES, block=block_ms)
+        answer = await self.client.xread({log: "0"}, count=self._count, block=block_ms)
         if not answer:
             return 0
         batch = cast(list[tuple[bytes, dict[bytes, bytes] | None]], _entries_of(answer))
-        for entry_id, fields in batch:
-            if fields:
-                await self._apply(fields)
-            # An entry is behind us once applied, even if the outage comes before it is trimmed.
-            self._position = entry_id.decode()
+        size_bytes = sum(len(value) for _, fields in batch for value in (fields or {}).values())
+        self._count = max(self._count // 4, 1) if size_bytes > BATCH_BYTES else min(self._count * 2, BATCH_ENTRIES)
+        await self._apply_all([fields for _, fields in batch if fields])
         await self.client.xdel(log, *(entry_id for entry_id, _ in batch))
         return len(batch)
 
+    async def catch_up(self, key: StreamKey) -> None:
+        """Apply what the stream's entries hold beyond what its session knows."""
+        session = self.sessions.get(key)
+        if session is not None and not session.over:
+            await self._read_entries(key, session)
+
+    def _pending_bytes(self) -> int:
+        return sum(session.pending_bytes for session in self.sessions.values())
+
+    async def _apply_all(self, batch: list[Fields]) -> None:
+        """In order, but for the reads: all streams to adopt are read together, and adopted where they stand."""
+        found: dict[int, Any] = {}
+        adopts = [i for i, fields in enumerate(batch) if fields.get(b"op") == b"adopt"]
+        for start in range(0, len(adopts), ADOPT_BATCH):
+            some = adopts[start : start + ADOPT_BATCH]
+            found |= zip(some, await self._read_streams([batch[i] for i in some]), strict=True)
+        for i, fields in enumerate(batch):
+            try:
+                if i in found:
+                    self._adopt(_key(fields), int(fields[b"attempt"]), found[i])
+                else:
+                    await self._apply(fields)
+            except (KeyError, ValueError) as error:
+                logger.error("the pod log holds an entry that no router writes: %r", error)
+
     async def _apply(self, fields: Fields) -> None:
-        try:
-            tenant, stream = fields[b"tenant"].decode(), fields[b"stream"].decode()
-            attempt = int(fields[b"attempt"])
-            if fields[b"op"] == b"adopt":
-                await self._adopt((tenant, stream), attempt, int(fields[b"upto"]))
-                return
-            seq = int(fields[b"seq"])
-        except (KeyError, ValueError) as error:
-            logger.error("the pod log holds an entry that no router writes: %r", error)
-            return
-        session = self.sessions.get((tenant, stream))
+        key, attempt, seq = _key(fields), int(fields[b"attempt"]), int(fields[b"seq"])
+        session = self.sessions.get(key)
         if session is None or session.over or session.attempt != attempt:
             return
         if seq > session.applied_seq + 1:
-            await self._read_entries((tenant, stream), session, seq - 1)
+            await self._read_entries(key, session)
         _deliver(session, fields, seq)
         self._note_lag(fields)
 
-    async def _adopt(self, key: StreamKey, attempt: int, upto: int) -> None:
-        held = self.sessions.get(key)
-        if held is not None and not held.over:
-            if held.attempt >= attempt:
-                return
-            held.drop()
-        first = await self._entries(key, 1)
-        if not first or _seq(first[0]) != 1:
+    async def _read_streams(self, adopts: list[Fields]) -> list[Any]:
+        """For each: its route, its entries and, if it has been elsewhere before, its reply. None for a foreign type."""
+        pipeline = self.client.pipeline(transaction=False)
+        for fields in adopts:
+            key = _key(fields)
+            pipeline.hmget(
+                self.keys.route(*key), "state", "attempt", "incarnation", "open_id", "next_token", "prompt_seq"
+            )
+            pipeline.xrange(self.keys.entries(*key))
+            # Nothing of ours is in the reply at a first attempt.
+            pipeline.xrange(self.keys.reply(*key), count=1 if fields[b"attempt"] == b"1" else None)
+        answers = await pipeline.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, ResponseError):
+                raise answer
+        return [
+            None if any(isinstance(answer, ResponseError) for answer in answers[i : i + 3]) else answers[i : i + 3]
+            for i in range(0, len(answers), 3)
+        ]
+
+    def _adopt(self, key: StreamKey, attempt: int, found: Any) -> None:
+        if found is None:
+            logger.error("a key of %s/%s has a foreign type; the stream is not taken", *key)
+            return
+        route, entries, reply = found
+        state, current, incarnation, open_id, next_token, prompt_seq = (
+            None if value is None else value.decode() for value in route
+        )
+        if state in (None, "ended") or current != str(attempt) or incarnation != self.incarnation or not open_id:
             # The stream ended, or moved on, before this pod got to it: the router knows.
             logger.info("nothing left to adopt of %s/%s", *key)
             return
-        ingress_id = first[0][b"ingress_id"].decode()
+        held = self.sessions.get(key)
+        if held is not None and not held.over:
+            if held.attempt >= attempt and held.open_id == open_id:
+                return
+            held.drop()
+        carried, problem = NOTHING, ""
         try:
-            opening = parse_entry(first[0])
+            carried = read_reply(reply or (), int(next_token or 0))
+        except IncompleteReply as error:
+            problem = f"the reply is not whole: {error}"
+        opening = self._opening(key, entries)
+        if opening is None:
+            problem = "its entries are gone"
+            opening = Open(key[1])
+        adoption = Adoption(
+            attempt,
+            self.incarnation,
+            open_id,
+            arrival_ms(open_id),
+            carried,
+            int(prompt_seq) if carried.token_ids and prompt_seq is not None else None,
+        )
+        session = self.open_session(key[0], opening, adoption)
+        self.sessions[key] = session
+        if problem:
+            session.lose(f"Redis has lost part of the stream: {problem}")
+            return
+        for _, fields in entries:
+            _deliver(session, fields, _seq(fields))
+        self._note_lag(entries[-1][1])
+
+    def _opening(self, key: StreamKey, entries: list[tuple[bytes, Fields]]) -> Open | None:
+        if not entries or _seq(entries[0][1]) != 1:
+            return None
+        try:
+            opening = parse_entry(entries[0][1])
         except EntryError as error:
             logger.error("the open of %s/%s cannot be read: %s", *key, error)
-            return
-        if not isinstance(opening, Open):
-            logger.error("the entries of %s/%s do not begin with an open", *key)
-            return
-        session = self.open_session(key[0], opening, attempt, arrival_ms(ingress_id))
-        self.sessions[key] = session
-        self._note_lag(first[0])
-        if upto > 1:
-            await self._read_entries(key, session, upto)
+            return None
+        return opening if isinstance(opening, Open) else None
 
-    async def _read_entries(self, key: StreamKey, session: SessionLike, upto: int) -> None:
-        """Apply the stream's own entries from the next one that is missing up to `upto`."""
-        for fields in await self._entries(key, None):
+    async def _read_entries(self, key: StreamKey, session: SessionLike) -> None:
+        """Apply the stream's own entries from the next one that is missing."""
+        answer = await self.client.xrange(self.keys.entries(*key))
+        for _, fields in cast(Iterable[tuple[bytes, Fields]], answer or []):
             seq = _seq(fields)
-            if session.applied_seq < seq <= upto:
+            if seq == session.applied_seq + 1:
                 _deliver(session, fields, seq)
-
-    async def _entries(self, key: StreamKey, count: int | None) -> list[Fields]:
-        answer = await self.client.xrange(self.keys.entries(*key), count=count)
-        entries = cast(list[tuple[bytes, Fields]], answer or [])
-        return [fields for _, fields in entries]
 
     def _note_lag(self, fields: Fields) -> None:
         self.lag(max(self.clock.now_ms() - arrival_ms(fields[b"ingress_id"].decode()), 0) / 1000)
 
 
 def _deliver(session: SessionLike, fields: Fields, seq: int) -> None:
+    if seq <= session.applied_seq:
+        return
     ingress_id = fields[b"ingress_id"].decode()
     try:
         entry = parse_entry(fields)
@@ -165,6 +257,10 @@ def _deliver(session: SessionLike, fields: Fields, seq: int) -> None:
         session.refuse(error.code, error.message, error.field, ingress_id)
         return
     session.deliver(entry, seq, arrival_ms(ingress_id), ingress_id)
+
+
+def _key(fields: Fields) -> StreamKey:
+    return fields[b"tenant"].decode(), fields[b"stream"].decode()
 
 
 def _seq(fields: Fields) -> int:

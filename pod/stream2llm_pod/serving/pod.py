@@ -22,20 +22,26 @@ from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.engine.frontend import EngineRefusal, EngineStreams, StreamTooLong, UnknownStream, stats_of
 from stream2llm_pod.serving.assembling import Template
+from stream2llm_pod.serving.auditing import Finding, Stored, compare
 from stream2llm_pod.serving.clocks import RedisClock
 from stream2llm_pod.serving.heartbeats import Capacity, Heartbeats, Identity, Load, fingerprint
-from stream2llm_pod.serving.intake import Intake, StreamKey
+from stream2llm_pod.serving.intake import Adoption, Intake, StreamKey
 from stream2llm_pod.serving.metrics import ServingMetrics
 from stream2llm_pod.serving.parameters import Limits, ParametersError, parse_parameters
+from stream2llm_pod.serving.rates import PrefillRate
 from stream2llm_pod.serving.rendering import ChatTemplates, TokenizerEncoder
-from stream2llm_pod.serving.replies import ReplyWriter
+from stream2llm_pod.serving.replies import Reply, ReplyWriter
 from stream2llm_pod.serving.session import OpenError, Prepared, ServingContext, Session
 
 logger = logging.getLogger(__name__)
 
 # An answer may have as many events as the model has positions, and each of its streams a few more.
 MIN_REPLY_EVENTS = 10_000
+ROUTE_FIELDS = ("state", "attempt", "incarnation", "open_id", "seq", "next_token")
 FLUSH_S = 5.0
+AUDIT_S = 5.0
+HANDOVER_S = 30.0
+"""How long before the end of the grace period other pods are offered what is left; at most half of the period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class ServingPod:
         self.settings = serving
         self.incarnation = secrets.token_hex(8)
         self.draining = False
+        self.leaving = False
         self._clock = RedisClock()
         self._keys = PoolKeys(serving.pool)
         self._metrics = ServingMetrics(serving.pool, serving.pod)
@@ -90,6 +97,8 @@ class ServingPod:
         self._replies = ReplyWriter(
             self._client,
             self._keys,
+            pod=serving.pod,
+            was_there=self._was_there,
             retain_ms=serving.retain_s * 1000,
             max_events=max(MIN_REPLY_EVENTS, model_config.max_model_len + 1024),
         )
@@ -135,8 +144,14 @@ class ServingPod:
             url=serving.url,
             capacity=Capacity(serving.max_open_streams, self._engine.kv_tokens),
         )
-        self._heartbeats = Heartbeats(self._client, self._keys, identity, self._clock, self._state, self._load)
+        self._heartbeats = Heartbeats(
+            self._client, self._keys, identity, self._clock, self._state, self._load, self._begin_anew
+        )
+        self._orphans: set[StreamKey] = set()
+        self._behind: set[StreamKey] = set()
+        self._rate = PrefillRate()
         self._tasks: list[asyncio.Task[None]] = []
+        self._intake_task: asyncio.Task[None] | None = None
         self._session_tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -145,32 +160,41 @@ class ServingPod:
 
     @property
     def ready(self) -> bool:
-        return bool(self._tasks) and not self.draining
+        return bool(self._tasks) and self._heartbeats.registered and not self.draining
 
     async def start(self) -> None:
         """Begin to take streams. Raises RedisError or OSError if the first heartbeat fails."""
         await self._heartbeats.beat()
         for name, work in (
             ("replies", self._replies.run()),
-            ("intake", self._intake.run()),
             ("heartbeats", self._heartbeats.run()),
+            ("audit", self._audit_for_ever()),
         ):
             self._tasks.append(_start(work, f"stream2llm {name}"))
+        self._intake_task = _start(self._intake.run(), "stream2llm intake")
         self._metrics.ready_timestamp.set(time.time())
         logger.info("taking streams of pool %s as pod %s", self.settings.pool, self.settings.pod)
 
     async def drain(self, seconds: float) -> None:
-        """Take no new streams; wait until those here are over, at most `seconds`, then end them with `lost`."""
+        """Take no new streams and let those here end; offer what is left to other pods before `seconds` are over.
+
+        A stream that no other pod takes stays here until then. What is left at the end is the routers' to place.
+        """
         self.draining = True
         self._metrics.draining.set(1)
-        with contextlib.suppress(RedisError, OSError):
-            await self._heartbeats.beat()
-        deadline = time.monotonic() + seconds
+        self._heartbeats.soon()
+        start_s = time.monotonic()
+        offer_s = start_s + seconds - min(HANDOVER_S, seconds / 2)
         # The router may have assigned a stream just before it saw the heartbeat: look at the log until the end.
-        while time.monotonic() < deadline and (self.open_streams or await self._log_length()):
+        while time.monotonic() < start_s + seconds and (self.open_streams or await self._log_length()):
             await asyncio.sleep(0.05)
-        for session in self._sessions():
-            session.end_with_error(ErrorCode.LOST, "the pod was shut down before the stream was over")
+            if not self.leaving and time.monotonic() >= offer_s:
+                logger.info("offering %d streams to other pods", self.open_streams)
+                self.leaving = True
+                self._heartbeats.soon()
+            if self.leaving:
+                with contextlib.suppress(RedisError, OSError):
+                    await self._audit()
 
     async def stop(self) -> None:
         """Write what is left to say, leave the list of pods and end all tasks."""
@@ -178,7 +202,9 @@ class ServingPod:
             async with asyncio.timeout(FLUSH_S):
                 await self._replies.drained()
                 await self._heartbeats.retire()
-        tasks = [*self._tasks, *self._session_tasks]
+        for session in self._sessions():
+            session.drop()
+        tasks = [*self._tasks, *self._session_tasks, *([self._intake_task] if self._intake_task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -186,8 +212,86 @@ class ServingPod:
         await self._client.aclose()
         await self._log_client.aclose()
 
-    def _open_session(self, tenant: str, opening: Open, attempt: int, opened_ms: int) -> Session:
-        session = Session(tenant, opening, attempt, opened_ms, self._ctx)
+    def _begin_anew(self) -> str:
+        """The routers have given this incarnation up: leave its streams to others and be another one."""
+        abandoned = self._sessions()
+        for session in abandoned:
+            session.drop()
+        self._session_tasks.add(task := _start(self._tell_losses(abandoned), "stream2llm losses"))
+        task.add_done_callback(self._session_tasks.discard)
+        self.incarnation = self._intake.incarnation = secrets.token_hex(8)
+        self._intake.sessions.clear()
+        if self._intake_task is not None:
+            # It may be waiting for entries of the log that nobody writes to any more.
+            self._intake_task.cancel()
+            self._intake_task = _start(self._intake.run(), "stream2llm intake")
+        return self.incarnation
+
+    async def _tell_losses(self, sessions: list[Session]) -> None:
+        """Of streams that Redis has forgotten nobody else would tell; all others are the routers'."""
+        if not self._was_there():
+            return
+        for session in sessions:
+            if not await self._client.exists(self._keys.route(session.tenant, session.opening.stream)):
+                session.lose("Redis has forgotten the stream")
+
+    def _was_there(self) -> bool:
+        """Whether a route that is missing cannot just have expired while this pod was away."""
+        return self._heartbeats.silent_s < self.settings.retain_s
+
+    async def _audit_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(AUDIT_S)
+            try:
+                await self._audit()
+            except (RedisError, OSError) as error:
+                logger.info("streams not compared with Redis: %s", error)
+
+    async def _audit(self) -> None:
+        """Find what has become of streams without a word: they moved, or Redis has lost something."""
+        sessions = {key: session for key, session in self._intake.sessions.items() if isinstance(session, Session)}
+        open_sessions = [(key, session, session.held()) for key, session in sessions.items() if not session.over]
+        incarnation = self.incarnation
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.xlen(self._keys.log(self.settings.pod, incarnation))
+        pipeline.hkeys(self._keys.assigned(self.settings.pod, incarnation))
+        for key, _, _ in open_sessions:
+            pipeline.hmget(self._keys.route(*key), *ROUTE_FIELDS)
+        backlog, assigned, *routes = await pipeline.execute()
+        behind: set[StreamKey] = set()
+        for (key, session, held), raw in zip(open_sessions, routes, strict=True):
+            match compare(held, _stored(raw), was_there=self._was_there()):
+                case Finding.DROP:
+                    session.drop()
+                case Finding.LOST:
+                    session.lose("Redis has lost part of the stream")
+                case Finding.BEHIND if not backlog:
+                    behind.add(key)
+        # Twice in a row: until then they may be on the way.
+        for key in behind & self._behind:
+            await self._intake.catch_up(key)
+        self._behind = behind
+        members = (member.decode("utf-8", "replace").partition(":") for member in assigned)
+        orphans = set() if backlog else {(tenant, stream) for tenant, _, stream in members} - sessions.keys()
+        for key in orphans & self._orphans:
+            await self._lose_orphan(key, incarnation)
+        self._orphans = orphans
+
+    async def _lose_orphan(self, key: StreamKey, incarnation: str) -> None:
+        """Redis says that this pod has a stream which it has not: it had ended, or come, in what was lost."""
+        if key in self._intake.sessions:
+            return
+        stored = _stored(await self._client.hmget(self._keys.route(*key), *ROUTE_FIELDS))
+        if stored is None or stored.state == "ended" or stored.incarnation != incarnation:
+            await self._client.hdel(self._keys.assigned(self.settings.pod, incarnation), f"{key[0]}:{key[1]}")
+            return
+        logger.error("stream %s/%s is assigned to this pod, which does not have it", *key)
+        self._metrics.rejected(ErrorCode.LOST)
+        reply = Reply(*key, stored.attempt, incarnation, stored.open_id, 0, lambda: None)
+        self._replies.lose(reply, "Redis has lost part of the stream")
+
+    def _open_session(self, tenant: str, opening: Open, adoption: Adoption) -> Session:
+        session = Session(tenant, opening, adoption, self._ctx)
         key = (tenant, opening.stream)
         task = _start(self._serve(key, session), f"stream2llm stream {tenant}/{opening.stream}")
         self._session_tasks.add(task)
@@ -243,12 +347,14 @@ class ServingPod:
             return 0
 
     def _state(self) -> str:
-        return "draining" if self.draining else "ready"
+        return "leaving" if self.leaving else "draining" if self.draining else "ready"
 
     def _load(self) -> Load:
         sessions = [session for session in self._sessions() if not session.over]
         self._metrics.set_open_streams(Counter(session.stream.phase for session in sessions))
-        return Load(len(sessions), sum(session.backlog_tokens for session in sessions), kv_usage())
+        backlog_tokens = sum(session.backlog_tokens for session in sessions)
+        rate = self._rate.observe(prefilled_tokens(), backlog_tokens, time.monotonic())
+        return Load(len(sessions), backlog_tokens, kv_usage(), rate)
 
 
 def explain(error: Exception) -> ErrorCode | None:
@@ -266,6 +372,23 @@ def explain(error: Exception) -> ErrorCode | None:
         code = getattr(error, "code", ErrorCode.INVALID_PARAMS)
         return ErrorCode(code) if code in ErrorCode.__members__.values() else ErrorCode.INVALID_PARAMS
     return None
+
+
+def _stored(raw: Any) -> Stored | None:
+    if raw[0] is None:
+        return None
+    state, attempt, incarnation, open_id, seq, next_token = (b"" if value is None else value for value in raw)
+    return Stored(
+        state.decode(), int(attempt or 0), incarnation.decode(), open_id.decode(), int(seq or 0), int(next_token or 0)
+    )
+
+
+def prefilled_tokens() -> float:
+    """Prompt tokens that the engine has computed, as it reports them on /metrics."""
+    total = 0.0
+    for family in REGISTRY.restricted_registry(["stream2llm_prefill_tokens_total"]).collect():
+        total += sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
+    return total
 
 
 def kv_usage() -> float:

@@ -7,10 +7,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from stream2llm.errors import ErrorCode
+from stream2llm.events import ErrorEvent, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.serving import scripts
 
@@ -34,15 +37,29 @@ class ReplyEvent:
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """The reply of one attempt of one stream. `lost` is called once if the attempt turns out to be fenced."""
+    """The reply of one attempt of one stream. `dropped` is called once it turns out not to be this writer's any more.
+
+    attempt, incarnation and open_id (the ingress id of the open) together are what fences a writer; prompt_seq is the
+    number of the last entry that the prompt is made of, known before the first token; written_tokens is how many
+    tokens Redis has acknowledged.
+    """
 
     tenant: str
     stream: str
     attempt: int
+    incarnation: str
+    open_id: str
     live_ms: int
-    lost: Callable[[], None]
+    dropped: Callable[[], None]
+    prompt_seq: int = 0
+    written_tokens: int = 0
     events: deque[ReplyEvent] = field(default_factory=deque)
+    loss: str | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def member(self) -> str:
+        return f"{self.tenant}:{self.stream}"
 
 
 class ReplyWriter:
@@ -51,12 +68,25 @@ class ReplyWriter:
     While Redis cannot be reached the events wait; writing them again is safe, as the script skips what is there.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, keys: PoolKeys, *, retain_ms: int, max_events: int) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        keys: PoolKeys,
+        *,
+        pod: str,
+        retain_ms: int,
+        max_events: int,
+        was_there: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`was_there`: whether this pod has been up all the time in which an ended stream's route would be kept."""
         self._client = client
         self._keys = keys
+        self._pod = pod
         self._retain_ms = retain_ms
         self._max_events = max_events
+        self._was_there = was_there
         self._script = scripts.load("reply")
+        self._lose_script = scripts.load("lose")
         self._waiting: dict[Reply, None] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -64,9 +94,19 @@ class ReplyWriter:
 
     def send(self, reply: Reply, event: ReplyEvent) -> None:
         """Queue one event; nothing after a terminal one is written."""
-        if reply.closed.is_set():
+        if reply.closed.is_set() or reply.loss is not None:
             return
         reply.events.append(event)
+        self._waiting[reply] = None
+        self._idle.clear()
+        self._wake.set()
+
+    def lose(self, reply: Reply, message: str) -> None:
+        """Tell the reader, if nobody else has the stream, that Redis has lost it or part of it; nothing follows."""
+        if reply.closed.is_set() or reply.loss is not None:
+            return
+        reply.events.clear()
+        reply.loss = message
         self._waiting[reply] = None
         self._idle.clear()
         self._wake.set()
@@ -93,24 +133,30 @@ class ReplyWriter:
             self._idle.set()
 
     async def _write_once(self) -> None:
-        batch = [(reply, list(reply.events)[:BATCH_EVENTS]) for reply in self._waiting]
+        batch = [(reply, _cut(reply.events)) for reply in self._waiting]
         pipeline = self._client.pipeline(transaction=False)
         for reply, events in batch:
-            arguments: list[str | int] = [reply.attempt, self._retain_ms, reply.live_ms, self._max_events]
-            for event in events:
-                arguments += [event.event, event.data, int(event.terminal), event.first_token, event.tokens]
-            pipeline.evalsha(
-                self._script.sha,
-                3,
+            keys = (
                 self._keys.route(reply.tenant, reply.stream),
                 self._keys.reply(reply.tenant, reply.stream),
                 self._keys.entries(reply.tenant, reply.stream),
-                *arguments,
+                self._keys.usage(reply.tenant),
+                self._keys.assigned(self._pod, reply.incarnation),
             )
+            fence: tuple[str | int, ...] = (reply.attempt, reply.incarnation, reply.open_id, self._retain_ms)
+            if reply.loss is not None:
+                lost = encode(ErrorEvent(ErrorCode.LOST, reply.loss, None, True, None))["data"]
+                pipeline.evalsha(self._lose_script.sha, len(keys), *keys, *fence, lost, reply.member)
+                continue
+            arguments: list[str | int] = [*fence, reply.live_ms, self._max_events, reply.member, reply.prompt_seq]
+            for event in events:
+                arguments += [event.event, event.data, int(event.terminal), event.first_token, event.tokens]
+            pipeline.evalsha(self._script.sha, len(keys), *keys, *arguments)
         results = await pipeline.execute(raise_on_error=False)
         for (reply, events), result in zip(batch, results, strict=True):
             if isinstance(result, ResponseError) and "NOSCRIPT" in _words(result):
                 await self._client.script_load(self._script.source)
+                await self._client.script_load(self._lose_script.source)
             elif isinstance(result, ResponseError) and not _is_transient(result):
                 self._drop(reply, result)
             elif isinstance(result, Exception):
@@ -119,6 +165,12 @@ class ReplyWriter:
                 self._wrote(reply, events)
 
     def _wrote(self, reply: Reply, events: list[ReplyEvent]) -> None:
+        if reply.loss is not None:
+            if not events:
+                self._close(reply)
+            # Else the loss was found while these were on the way, and is still to be told.
+            return
+        reply.written_tokens = max([reply.written_tokens, *(event.first_token + event.tokens for event in events)])
         for _ in events:
             reply.events.popleft()
         if any(event.terminal for event in events):
@@ -128,15 +180,32 @@ class ReplyWriter:
             del self._waiting[reply]
 
     def _drop(self, reply: Reply, error: ResponseError) -> None:
-        """The stream is another's now, or has ended: what is left of this reply is nobody's business."""
-        own_end = "ENDED" in _words(error) and any(event.terminal for event in reply.events)
+        """What is left of this reply cannot be written: the stream is another's now, has ended, or is not there."""
+        words = _words(error)
+        if reply.loss is None and ("GAP" in words or ("GONE" in words and self._was_there())):
+            self.lose(reply, "Redis has lost part of the stream")
+            reply.dropped()
+            return
+        own_end = "ENDED" in words and any(event.terminal for event in reply.events)
+        self._close(reply)
+        if not own_end:
+            if not {"FENCED", "ENDED", "GONE"} & set(words):
+                logger.error("reply of %s/%s refused: %s", reply.tenant, reply.stream, error)
+            reply.dropped()
+
+    def _close(self, reply: Reply) -> None:
         reply.events.clear()
         reply.closed.set()
-        del self._waiting[reply]
-        if not own_end:
-            if "FENCED" not in _words(error) and "ENDED" not in _words(error):
-                logger.error("reply of %s/%s refused: %s", reply.tenant, reply.stream, error)
-            reply.lost()
+        self._waiting.pop(reply, None)
+
+
+def _cut(events: deque[ReplyEvent]) -> list[ReplyEvent]:
+    """The next events to write. A terminal event goes with the one before it: whoever adopted the stream in between
+    would find the last token and not that it was the last."""
+    batch = list(islice(events, BATCH_EVENTS + 1))
+    if len(batch) > BATCH_EVENTS and not batch[-1].terminal:
+        batch.pop()
+    return batch
 
 
 def _words(error: ResponseError) -> list[str]:

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stream2llm import events
-from stream2llm.entries import Entry, Open
+from stream2llm.entries import Append, Entry, Finish, Open, Update
 from stream2llm.errors import ErrorCode
 from stream2llm_pod.serving.assembling import Change, Encoder, Template, TextAssembler, TokenAssembler, common_prefix
+from stream2llm_pod.serving.auditing import Held
 from stream2llm_pod.serving.clocks import RedisClock
 from stream2llm_pod.serving.engine_streams import EngineStreamsLike, StreamStatsLike
+from stream2llm_pod.serving.intake import Adoption
 from stream2llm_pod.serving.metrics import ServingMetrics
 from stream2llm_pod.serving.replies import Reply, ReplyEvent, ReplyWriter
-from stream2llm_pod.serving.streams import Phase, Stream, apply, expire, next_timeout_ms
+from stream2llm_pod.serving.streams import Phase, Stream, answer_now, apply, expire, next_timeout_ms
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -79,8 +81,7 @@ class Session:
 
     tenant: str
     opening: Open
-    attempt: int
-    opened_ms: int
+    adoption: Adoption
     ctx: ServingContext
     applied_seq: int = 1
     stream: Stream = field(init=False)
@@ -96,6 +97,8 @@ class Session:
     _next_token: int = 0
     _advanced_seq: int = 0
     _quiet_looks: int = 0
+    _pending_bytes: int = 0
+    _answering: bool = False
     _progress_ms: int = 0
     _progress: tuple[int, int, int] = (0, 0, 0)
     _first_token_ms: int | None = None
@@ -104,14 +107,41 @@ class Session:
         options = self.opening.options
         self.stream = Stream(
             options=options,
-            opened_ms=self.opened_ms,
+            opened_ms=self.adoption.opened_ms,
             touched_ms=self.ctx.clock.now_ms(),
             vocabulary_tokens=self.ctx.vocabulary_tokens,
         )
         live_ms = max(options.idle_timeout_ms, options.deadline_ms or 0) + REPLY_GRACE_MS
-        self.reply = Reply(self.tenant, self.opening.stream, self.attempt, live_ms, self._fenced)
-        # One pod may see a stream again in a later attempt while the engine still forgets the former.
-        self._engine_id = f"{self.tenant}/{self.opening.stream}/{self.attempt}"
+        adoption = self.adoption
+        self.reply = Reply(
+            self.tenant,
+            self.opening.stream,
+            adoption.attempt,
+            adoption.incarnation,
+            adoption.open_id,
+            live_ms,
+            self._fenced,
+            written_tokens=len(adoption.carried.token_ids),
+        )
+        self._next_token = len(adoption.carried.token_ids)
+        self._first_token_ms = adoption.carried.first_token_ms
+        # One pod may see a stream again in a later attempt, or another stream of that id, while the engine still
+        # forgets the former.
+        self._engine_id = f"{self.tenant}/{self.opening.stream}/{adoption.open_id}/{adoption.attempt}"
+        self._settle_prompt(self.applied_seq)
+
+    @property
+    def attempt(self) -> int:
+        return self.adoption.attempt
+
+    @property
+    def open_id(self) -> str:
+        return self.adoption.open_id
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of text delivered and not yet looked at."""
+        return 0 if self._over else self._pending_bytes
 
     @property
     def over(self) -> bool:
@@ -125,17 +155,33 @@ class Session:
     @property
     def backlog_tokens(self) -> int:
         """Prompt tokens that are here and, as far as the engine has told, not computed yet."""
-        return 0 if self._over or self._next_token else max(self.known_tokens - self._progress[1], 0)
+        return 0 if self._over or self._answering else max(self.known_tokens - self._progress[1], 0)
+
+    def held(self) -> Held:
+        """What Redis must know too."""
+        adoption = self.adoption
+        return Held(
+            adoption.attempt, adoption.incarnation, adoption.open_id, self.applied_seq, self.reply.written_tokens
+        )
 
     def deliver(self, entry: Entry, seq: int, arrived_ms: int, ingress_id: str) -> None:
         """Apply one entry; a sequence number that has been applied changes nothing."""
         if self._over or seq <= self.applied_seq:
             return
         self.applied_seq = seq
+        self._pending_bytes += _size_bytes(entry)
         refusal = apply(self.stream, entry, arrived_ms, self.ctx.clock.now_ms())
         if refusal is not None:
             self.refuse(refusal.code, refusal.message, refusal.field, ingress_id)
+        self._settle_prompt(seq)
         self._wake.set()
+
+    def _settle_prompt(self, seq: int) -> None:
+        """Note which entry was the last that the prompt is made of; an earlier attempt may have settled it."""
+        if seq == self.adoption.prompt_seq:
+            answer_now(self.stream, self.ctx.clock.now_ms())
+        if self.stream.generates() and not self.reply.prompt_seq:
+            self.reply.prompt_seq = seq
 
     def skip(self, seq: int) -> None:
         """Count a sequence number as applied whose entry cannot be read."""
@@ -145,8 +191,17 @@ class Session:
         """Leave the stream to another attempt, without a word."""
         self._fenced()
 
+    def lose(self, message: str) -> None:
+        """End the stream because Redis has lost it, or part of it."""
+        if not self._over:
+            self.ctx.metrics.rejected(ErrorCode.LOST)
+            self.ctx.replies.lose(self.reply, message)
+            self._fenced()
+
     def refuse(self, code: ErrorCode, message: str, field: str | None, ingress_id: str | None) -> None:
-        """Tell the reader of an entry that was left out."""
+        """Tell the reader of an entry that was left out, unless an earlier attempt has."""
+        if ingress_id in self.adoption.carried.told:
+            return
         self.ctx.metrics.rejected(code)
         self._send(events.ErrorEvent(code, message, field, False, ingress_id))
 
@@ -179,9 +234,14 @@ class Session:
         self._assembler = TextAssembler(self.ctx.encoder, prepared.template)
         while not self._over:
             self._wake.clear()
+            self._pending_bytes = 0
             if (timeout := expire(self.stream, self.ctx.clock.now_ms())) is not None and not timeout.finish:
                 self.end_with_error(timeout.code, timeout.message)
-            elif self.stream.cancelled:
+                continue
+            self._settle_prompt(self.applied_seq)
+            if self._over:
+                continue
+            if self.stream.cancelled:
                 self._end("cancelled")
             elif self.stream.generates():
                 await self._finish(prepared)
@@ -235,11 +295,14 @@ class Session:
             assert isinstance(self._assembler, TextAssembler)
             context = self.stream.context()
             final = await _maybe_in_thread(len(context), self._assembler.complete, context)
-        self._check_length(len(final))
+        carried = self.adoption.carried.token_ids
+        self._check_length(len(final) + len(carried))
         if not final:
             raise OpenError(ErrorCode.MALFORMED, "the prompt is empty: there is nothing to answer")
         before, self._prompt_tokens = self._ids(), len(final)
-        if self._pump is None:
+        if carried and len(carried) >= (prepared.sampling.max_tokens or len(carried) + 1):
+            self._end("length")
+        elif self._pump is None:
             await self._open(prepared, final)
             await self.ctx.engine.finish(self._engine_id)
         else:
@@ -266,6 +329,8 @@ class Session:
             prepared.sampling,
             lora_request=prepared.lora,
             cache_salt=self.ctx.cache_salt(self.tenant),
+            carried=self.adoption.carried.token_ids,
+            carried_text=self.adoption.carried.text,
         )
         self._handed = len(ids)
         self._pump = asyncio.create_task(self._read(outputs), name=f"outputs of {self._engine_id}")
@@ -295,6 +360,7 @@ class Session:
     def _pass_on(self, output: Any) -> None:
         completion = output.outputs[0]
         tokens = tuple(completion.token_ids)
+        self._answering = True
         if tokens or completion.text:
             if self._first_token_ms is None:
                 self._note_first_token()
@@ -316,7 +382,7 @@ class Session:
         now_ms = self.ctx.clock.now_ms()
         self._first_token_ms = now_ms
         metrics = self.ctx.metrics
-        metrics.open_to_first_token.observe(max(now_ms - self.opened_ms, 0) / 1000)
+        metrics.open_to_first_token.observe(max(now_ms - self.adoption.opened_ms, 0) / 1000)
         if self.stream.finished_ms is not None:
             metrics.ttft.observe(max(now_ms - self.stream.finished_ms, 0) / 1000)
 
@@ -336,9 +402,9 @@ class Session:
         }
         first_ms, finished_ms = self._first_token_ms, self.stream.finished_ms
         timings: dict[str, int | float | None] = {
-            "open_to_finish_ms": _between(self.opened_ms, finished_ms),
+            "open_to_finish_ms": _between(self.adoption.opened_ms, finished_ms),
             "ttft_ms": _between(finished_ms, first_ms),
-            "open_to_first_token_ms": _between(self.opened_ms, first_ms),
+            "open_to_first_token_ms": _between(self.adoption.opened_ms, first_ms),
             "prefilled_before_finish_tokens": stats.prefilled_before_finish_tokens if stats else 0,
             "preemptions": stats.preemptions if stats else 0,
             "recomputed_tokens": stats.recomputed_tokens if stats else 0,
@@ -392,6 +458,16 @@ class Session:
         self._pump.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._pump
+
+
+def _size_bytes(entry: Entry) -> int:
+    """Roughly what an entry takes in memory until its text has become tokens."""
+    match entry:
+        case Append() | Finish():
+            return len(entry.text or "") + 4 * len(entry.tokens or ())
+        case Update():
+            return sum(len(item.text or "") for item in entry.context)
+    return 0
 
 
 def too_long_message(prompt_tokens: int, limit_tokens: int) -> str:

@@ -133,6 +133,13 @@ def expire(stream: Stream, now_ms: int) -> Timeout | None:
     return Timeout(code, message, finish)
 
 
+def answer_now(stream: Stream, now_ms: int) -> None:
+    """Answer with what has arrived, as an earlier attempt has begun to do."""
+    if stream.phase in (Phase.OPEN, Phase.WAITING):
+        stream.phase = Phase.GENERATING
+        stream.finished_ms = now_ms
+
+
 def _add_chunk(stream: Stream, text: str | None, tokens: tuple[int, ...] | None, chunk: str | None) -> Refusal | None:
     if chunk is not None and chunk in stream.chunk_ids:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from stream2llm import settings
-from stream2llm_router.assigning import Pod, parse_heartbeat
+from stream2llm_router.assigning import Pod, parse_heartbeat, predicted_ttft_s
 from stream2llm_router.gateway.streams import Streams
 
 FRESH_S = 1.0
@@ -36,7 +36,7 @@ def choose_for_request(
     ]
     return min(
         [pod for pod in able if model in pod.models] or able,
-        key=lambda pod: (pod.predicted_wait_s, in_flight.get(pod.url, 0), pod.open_streams, pod.name),
+        key=lambda pod: (predicted_ttft_s(pod, 0), in_flight.get(pod.url, 0), pod.open_streams, pod.name),
         default=None,
     )
 

@@ -49,18 +49,34 @@ class StandInRouter:
     incarnation: str
     tenant: str = "default"
     seqs: dict[str, int] = field(default_factory=dict)
+    open_ids: dict[str, str] = field(default_factory=dict)
 
     def open(self, stream: str, *, attempt: int = 1, **fields: Any) -> None:
         fields = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
         entry = self._entry({"stream": stream, "op": "open", **fields}, 1)
         route = self.keys.route(self.tenant, stream)
-        self.client.hset(route, mapping={"state": "open", "pod": self.pod, "attempt": attempt, "seq": 1})
+        self.open_ids[stream] = entry["ingress_id"]
+        self.client.hset(
+            route,
+            mapping={
+                "state": "open",
+                "pod": self.pod,
+                "incarnation": self.incarnation,
+                "attempt": attempt,
+                "seq": 1,
+                "open_id": entry["ingress_id"],
+            },
+        )
+        self.client.hset(self.keys.assigned(self.pod, self.incarnation), f"{self.tenant}:{stream}", 0)
         self.client.xadd(self.keys.entries(self.tenant, stream), entry)
         self.seqs[stream] = 1
         self.adopt(stream, attempt)
 
     def adopt(self, stream: str, attempt: int) -> None:
         upto = self.seqs[stream]
+        self.client.hset(
+            self.keys.route(self.tenant, stream), mapping={"attempt": attempt, "incarnation": self.incarnation}
+        )
         self.client.xadd(
             self.log, {"op": "adopt", "tenant": self.tenant, "stream": stream, "attempt": attempt, "upto": upto}
         )
@@ -72,6 +88,8 @@ class StandInRouter:
         self.client.xadd(self.keys.entries(self.tenant, stream), entry)
         if log:
             self.client.xadd(self.log, {**entry, "tenant": self.tenant, "attempt": attempt})
+        if stream in self.open_ids:
+            self.client.hset(self.keys.route(self.tenant, stream), "seq", seq)
 
     @property
     def log(self) -> str:

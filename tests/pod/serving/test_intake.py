@@ -13,20 +13,32 @@ from served_pod import StandInRouter
 
 from stream2llm.entries import Append, Entry, Open
 from stream2llm.errors import ErrorCode
+from stream2llm.events import Accepted, ErrorEvent, Token, encode
 from stream2llm.keys import PoolKeys
+from stream2llm_pod.serving.carrying import Carried
 from stream2llm_pod.serving.clocks import RedisClock
-from stream2llm_pod.serving.intake import Intake
+from stream2llm_pod.serving.intake import MAX_PENDING_BYTES, Adoption, Intake
 
 pytestmark = pytest.mark.redis
 
 
 @dataclass
 class Recorder:
-    attempt: int
+    adoption: Adoption
     applied_seq: int = 1
     over: bool = False
     got: list[Entry] = field(default_factory=list)
     refused: list[ErrorCode] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    pending_bytes: int = 0
+
+    @property
+    def attempt(self) -> int:
+        return self.adoption.attempt
+
+    @property
+    def open_id(self) -> str:
+        return self.adoption.open_id
 
     def deliver(self, entry: Entry, seq: int, arrived_ms: int, ingress_id: str) -> None:
         if seq > self.applied_seq:
@@ -42,6 +54,10 @@ class Recorder:
     def drop(self) -> None:
         self.over = True
 
+    def lose(self, message: str) -> None:
+        self.lost.append(message)
+        self.over = True
+
     def texts(self) -> list[str | None]:
         return [entry.text for entry in self.got if isinstance(entry, Append)]
 
@@ -50,8 +66,8 @@ def run(server: Any, body: Callable[[Intake, StandInRouter, list[Recorder]], Awa
     async def inner() -> None:
         opened: list[Recorder] = []
 
-        def open_session(tenant: str, opening: Open, attempt: int, opened_ms: int) -> Recorder:
-            opened.append(Recorder(attempt))
+        def open_session(tenant: str, opening: Open, adoption: Adoption) -> Recorder:
+            opened.append(Recorder(adoption))
             return opened[-1]
 
         connection: redis.asyncio.Redis = redis.asyncio.Redis(port=server.port, protocol=2)
@@ -121,7 +137,7 @@ def test_other_attempts_and_unknown_streams_are_left_alone(server: Any) -> None:
         router.client.xadd(router.log, {"garbage": "1"})
         router.client.xadd(router.log, {"op": "adopt", "tenant": "default", "stream": "gone", "attempt": 1, "upto": 1})
         await take_all(intake)
-        assert [session.texts() for session in opened] == [[]]
+        assert [session.texts() for session in opened] == [["old"]]
         router.adopt("s", 3)
         await take_all(intake)
         assert opened[0].over
@@ -150,6 +166,94 @@ def test_intake_reads_on_after_an_outage(server: Any) -> None:
         await asyncio.sleep(1.1)  # the append-only file is written each second
         await asyncio.to_thread(server.restart)
         router.send("s", "append", text="a")
+        while opened[0].texts() != ["a"]:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    run(server, body)
+
+
+def token(index: int, *token_ids: int, text: str) -> dict[str, str]:
+    return encode(Token(index, text, token_ids))
+
+
+def test_a_stream_that_has_been_elsewhere_brings_what_was_sent(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        router.open("s", prompt="{context}")
+        router.client.delete(router.log)
+        router.send("s", "append", text="a", log=False)
+        router.send("s", "finish", log=False)
+        router.send("s", "append", text="late", log=False)
+        reply = router.keys.reply("default", "s")
+        router.client.xadd(reply, encode(Accepted("q", 1)))
+        router.client.xadd(reply, encode(ErrorEvent("malformed", "m", None, False, "7-0")))
+        first = router.client.xadd(reply, token(0, 5, 6, text="ab"))
+        router.client.xadd(reply, token(2, 7, text="c"))
+        router.client.hset(router.keys.route("default", "s"), mapping={"next_token": 3, "prompt_seq": 3})
+        router.adopt("s", 2)
+        await take_all(intake)
+        (session,) = opened
+        assert session.adoption == Adoption(
+            2,
+            "i",
+            router.open_ids["s"],
+            int(router.open_ids["s"].split("-")[0]),
+            Carried((5, 6, 7), "abc", int(first.split(b"-")[0]), frozenset({"7-0"})),
+            3,
+        )
+        assert session.texts() == ["a", "late"]
+
+    run(server, body)
+
+
+def test_a_reply_that_is_not_whole_loses_the_stream(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        router.open("s", prompt="{context}")
+        router.client.xadd(router.keys.reply("default", "s"), token(0, 5, text="a"))
+        router.client.hset(router.keys.route("default", "s"), mapping={"next_token": 2, "prompt_seq": 1})
+        router.adopt("s", 2)
+        await take_all(intake)
+        assert opened[-1].lost == [
+            "Redis has lost part of the stream: the reply is not whole: 2 tokens were sent and 1 are there"
+        ]
+
+    run(server, body)
+
+
+def test_entries_that_are_gone_lose_the_stream(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        router.open("s", prompt="{context}")
+        router.client.delete(router.keys.entries("default", "s"))
+        await take_all(intake)
+        assert opened[0].lost == ["Redis has lost part of the stream: its entries are gone"]
+
+    run(server, body)
+
+
+def test_another_stream_of_the_same_id_is_another_stream(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        router.open("s", prompt="{context}")
+        await take_all(intake)
+        router.client.delete(router.keys.route("default", "s"), router.keys.entries("default", "s"))
+        await asyncio.sleep(0.002)
+        router.open("s", prompt="again {context}")
+        await take_all(intake)
+        assert [session.over for session in opened] == [True, False]
+
+    run(server, body)
+
+
+def test_entries_wait_in_redis_while_too_much_is_pending(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        router.open("s", prompt="{context}")
+        await take_all(intake)
+        opened[0].pending_bytes = MAX_PENDING_BYTES + 1
+        task = asyncio.create_task(intake.run())
+        router.send("s", "append", text="a")
+        await asyncio.sleep(0.2)
+        assert opened[0].texts() == []
+        assert router.client.xlen(router.log) == 1
+        opened[0].pending_bytes = 0
         while opened[0].texts() != ["a"]:
             await asyncio.sleep(0.01)
         task.cancel()

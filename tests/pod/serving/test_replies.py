@@ -19,19 +19,42 @@ from stream2llm_pod.serving.replies import Reply, ReplyEvent, ReplyWriter
 
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys()
-NAMES = (KEYS.route("t", "s"), KEYS.reply("t", "s"), KEYS.entries("t", "s"))
+NAMES = (
+    KEYS.route("t", "s"),
+    KEYS.reply("t", "s"),
+    KEYS.entries("t", "s"),
+    KEYS.usage("t"),
+    KEYS.assigned("p", "i"),
+)
+OPEN_ID = "7-0"
 TOKEN, DONE = ("token", "{}", 0), ("done", "{}", 1, -1, 0)
 
 
-def reply(client: redis.Redis, attempt: int, *events: tuple[Any, ...], maxlen: int = 1000) -> Any:
+def reply(
+    client: redis.Redis,
+    attempt: int,
+    *events: tuple[Any, ...],
+    maxlen: int = 1000,
+    incarnation: str = "i",
+    open_id: str = OPEN_ID,
+) -> Any:
     arguments = [argument for event in events for argument in event]
-    return client.eval(scripts.load("reply").source, 3, *NAMES, attempt, 5000, 60_000, maxlen, *arguments)
+    fence = (attempt, incarnation, open_id, 5000)
+    return client.eval(scripts.load("reply").source, len(NAMES), *NAMES, *fence, 60_000, maxlen, "t:s", 3, *arguments)
+
+
+def lose(client: redis.Redis, attempt: int = 1) -> Any:
+    arguments = (attempt, "i", OPEN_ID, 5000, '{"code":"lost"}', "t:s")
+    return client.eval(scripts.load("lose").source, len(NAMES), *NAMES, *arguments)
 
 
 @pytest.fixture
 def client(server: Any) -> redis.Redis:
     client: redis.Redis = server.client()
-    client.hset(NAMES[0], mapping={"state": "open", "attempt": 1, "seq": 3, "digest": "d"})
+    route = {"state": "open", "attempt": 1, "seq": 3, "digest": "d", "incarnation": "i", "open_id": OPEN_ID, "bytes": 9}
+    client.hset(NAMES[0], mapping=route)
+    client.hset(NAMES[3], mapping={"streams": 2, "bytes": 12})
+    client.hset(NAMES[4], "t:s", 0)
     client.pexpire(NAMES[0], 10_000)
     client.xadd(NAMES[2], {"op": "open"})
     return client
@@ -49,6 +72,9 @@ def test_events_in_order_and_the_end(client: redis.Redis) -> None:
     assert written(client) == ["accepted", "token", "token", "done"]
     route = client.hgetall(NAMES[0])
     assert (route[b"state"], route[b"next_token"], route[b"digest"]) == (b"ended", b"4", b"d")
+    assert route[b"prompt_seq"] == b"3"
+    assert client.hgetall(NAMES[3]) == {b"streams": b"1", b"bytes": b"3"}
+    assert not client.exists(NAMES[4])
     assert not client.exists(NAMES[2])
     assert 0 < client.pttl(NAMES[0]) <= 5000
     assert 0 < client.pttl(NAMES[1]) <= 5000
@@ -72,11 +98,41 @@ def test_other_attempts_are_fenced(client: redis.Redis, attempt: int) -> None:
     assert written(client) == []
 
 
-def test_a_route_that_is_gone_fences_and_stays_gone(client: redis.Redis) -> None:
-    client.delete(NAMES[0])
+@pytest.mark.parametrize("other", [{"incarnation": "j"}, {"open_id": "8-0"}])
+def test_the_attempt_of_another_pod_or_another_stream_is_fenced(client: redis.Redis, other: dict[str, Any]) -> None:
     with pytest.raises(redis.ResponseError, match="FENCED"):
+        reply(client, 1, (*TOKEN, 0, 1), **other)
+    assert written(client) == []
+
+
+def test_a_route_that_is_gone_stays_gone(client: redis.Redis) -> None:
+    client.delete(NAMES[0])
+    with pytest.raises(redis.ResponseError, match="GONE"):
         reply(client, 1, (*TOKEN, 0, 1))
     assert not client.exists(*NAMES[:2])
+
+
+def test_a_loss_is_told_once_and_ends_the_stream(client: redis.Redis) -> None:
+    assert lose(client) == 1
+    assert written(client) == ["error"]
+    assert client.hget(NAMES[0], "state") == b"ended"
+    assert client.hgetall(NAMES[3]) == {b"streams": b"1", b"bytes": b"3"}
+    assert not client.exists(NAMES[2], NAMES[4])
+    assert lose(client) == 0
+    assert written(client) == ["error"]
+
+
+def test_a_loss_is_told_where_redis_has_forgotten_the_route(client: redis.Redis) -> None:
+    client.delete(*NAMES)
+    assert lose(client) == 1
+    assert written(client) == ["error"]
+    assert 0 < client.pttl(NAMES[0]) <= 5000
+    assert not client.exists(NAMES[3])
+
+
+def test_a_stream_in_other_hands_is_not_lost(client: redis.Redis) -> None:
+    assert lose(client, attempt=2) == 0
+    assert written(client) == []
 
 
 def test_repeated_tokens_are_skipped_and_gaps_refused(client: redis.Redis) -> None:
@@ -101,10 +157,10 @@ def run(server: Any, body: Callable[[redis.asyncio.Redis], Awaitable[None]]) -> 
 
 def test_writer_loads_its_script_and_survives_a_restart(server: Any, client: redis.Redis) -> None:
     async def body(connection: redis.asyncio.Redis) -> None:
-        writer = ReplyWriter(connection, KEYS, retain_ms=5000, max_events=1000)
+        writer = ReplyWriter(connection, KEYS, pod="p", retain_ms=5000, max_events=1000)
         task = asyncio.create_task(writer.run())
         lost: list[int] = []
-        one = Reply("t", "s", 1, 60_000, lambda: lost.append(1))
+        one = Reply("t", "s", 1, "i", OPEN_ID, 60_000, lambda: lost.append(1))
         for i in range(300):
             writer.send(one, ReplyEvent("token", "{}", first_token=i, tokens=1))
         await writer.drained()
@@ -124,14 +180,16 @@ def test_writer_loads_its_script_and_survives_a_restart(server: Any, client: red
 
 
 def test_writer_drops_a_fenced_reply_and_goes_on_with_others(server: Any, client: redis.Redis) -> None:
-    client.hset(KEYS.route("t", "other"), mapping={"state": "open", "attempt": 1})
+    client.hset(
+        KEYS.route("t", "other"), mapping={"state": "open", "attempt": 1, "incarnation": "i", "open_id": OPEN_ID}
+    )
 
     async def body(connection: redis.asyncio.Redis) -> None:
-        writer = ReplyWriter(connection, KEYS, retain_ms=5000, max_events=1000)
+        writer = ReplyWriter(connection, KEYS, pod="p", retain_ms=5000, max_events=1000)
         task = asyncio.create_task(writer.run())
         lost: list[str] = []
-        fenced = Reply("t", "s", 9, 60_000, lambda: lost.append("s"))
-        fine = Reply("t", "other", 1, 60_000, lambda: lost.append("other"))
+        fenced = Reply("t", "s", 9, "i", OPEN_ID, 60_000, lambda: lost.append("s"))
+        fine = Reply("t", "other", 1, "i", OPEN_ID, 60_000, lambda: lost.append("other"))
         for one in (fenced, fine):
             writer.send(one, ReplyEvent("accepted", "{}"))
             writer.send(one, ReplyEvent("done", "{}", terminal=True))
@@ -151,7 +209,7 @@ def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
     async def body(connection: redis.asyncio.Redis) -> None:
         nonlocal state
         clock = RedisClock(monotonic=lambda: 5.0, wall=lambda: 0.0)
-        beats = Heartbeats(connection, KEYS, identity, clock, lambda: state, lambda: Load(2, 30, 0.25))
+        beats = Heartbeats(connection, KEYS, identity, clock, lambda: state, lambda: Load(2, 30, 0.25), lambda: "")
         await beats.beat()
         beat = json.loads(client.hget(KEYS.pods, "p") or b"")
         seconds, _ = client.time()
@@ -180,7 +238,81 @@ def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
     run(server, body)
 
 
-def test_retire_leaves_a_newer_incarnation_alone(server: Any, client: redis.Redis) -> None:
+def registry(incarnation: str) -> tuple[str, ...]:
+    return (
+        KEYS.pods,
+        KEYS.log("p", incarnation),
+        KEYS.incarnations,
+        KEYS.gone,
+        KEYS.assigned("p", incarnation),
+    )
+
+
+def retire(client: redis.Redis, incarnation: str) -> Any:
+    return client.eval(scripts.load("retire").source, 5, *registry(incarnation), "p", incarnation)
+
+
+def test_retire_leaves_a_newer_incarnation_alone(client: redis.Redis) -> None:
     client.hset(KEYS.pods, "p", '{"incarnation":"newer"}')
-    assert client.eval(scripts.load("retire").source, 2, KEYS.pods, KEYS.log("p", "abc"), "p", "abc") == 0
+    client.sadd(KEYS.incarnations, "p:newer", "p:abc")
+    assert retire(client, "abc") == 0
     assert client.hexists(KEYS.pods, "p")
+    assert client.smembers(KEYS.incarnations) == {b"p:newer"}
+
+
+def test_a_pod_that_retires_with_streams_leaves_them_to_the_routers(client: redis.Redis) -> None:
+    client.hset(KEYS.pods, "p", '{"incarnation":"abc"}')
+    client.sadd(KEYS.incarnations, "p:abc")
+    client.hset(KEYS.assigned("p", "abc"), "t:s", 0)
+    assert retire(client, "abc") == 1
+    assert client.smembers(KEYS.gone) == {b"p:abc"}
+    assert client.hgetall(KEYS.assigned("p", "abc")) == {b"t:s": b"0"}
+
+
+def heartbeats(connection: redis.asyncio.Redis, incarnation: str, fenced: Callable[[], str]) -> Heartbeats:
+    identity = Identity("p", incarnation, "f", ("m",), 100, Capacity(8, 1000), "")
+    return Heartbeats(connection, KEYS, identity, RedisClock(), lambda: "ready", lambda: Load(0, 0, 0.0), fenced)
+
+
+def test_a_pod_that_was_given_up_registers_as_another_incarnation(server: Any, client: redis.Redis) -> None:
+    async def body(connection: redis.asyncio.Redis) -> None:
+        beats = heartbeats(connection, "one", lambda: "two")
+        await beats.beat()
+        await beats.beat()
+        assert beats.registered
+        client.hdel(KEYS.pods, "p")
+        await beats.beat()
+        assert not beats.registered
+        assert not client.hexists(KEYS.pods, "p")
+        await beats.beat()
+        assert beats.registered
+        assert json.loads(client.hget(KEYS.pods, "p") or b"")["incarnation"] == "two"
+        assert client.smembers(KEYS.incarnations) == {b"p:one", b"p:two"}
+
+    run(server, body)
+
+
+def test_of_two_pods_of_one_name_the_later_one_stays(server: Any, client: redis.Redis) -> None:
+    async def body(connection: redis.asyncio.Redis) -> None:
+        fenced: list[str] = []
+
+        def begin_anew() -> str:
+            fenced.append("old")
+            return "old-2"
+
+        old, new = heartbeats(connection, "old", begin_anew), heartbeats(connection, "new", lambda: "never")
+        for _ in range(3):
+            await old.beat()
+        await new.beat()
+        for _ in range(3):
+            await old.beat()
+            await new.beat()
+        assert (old.registered, new.registered, fenced) == (False, True, ["old"])
+        assert json.loads(client.hget(KEYS.pods, "p") or b"")["incarnation"] == "new"
+        await new.retire()
+        await old.beat()
+        await old.beat()
+        assert old.registered
+        assert json.loads(client.hget(KEYS.pods, "p") or b"")["incarnation"] == "old-2"
+
+    run(server, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -34,6 +34,10 @@ NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
     PrivateMethod(f"{_SCHEDULER}._enqueue_waiting_request", ("request",)),
     PrivateMethod(f"{_SCHEDULER}._handle_blocked_waiting_request", ("request",)),
     PrivateMethod(f"{_REQUEST}.update_block_hashes", ()),
+    PrivateAttribute(f"{_REQUEST}.structured_output_request"),
+    PrivateMethod(
+        "vllm.v1.structured_output.backend_types:StructuredOutputGrammar.accept_tokens", ("request_id", "tokens")
+    ),
     PrivateMethod(f"{_BLOCK_POOL}.free_blocks", ("ordered_blocks",)),
     PrivateMethod(f"{_BLOCK_POOL}.get_num_free_blocks", ()),
     *(
@@ -87,8 +91,11 @@ FRONT_END_NAMES: tuple[PrivateMethod | PrivateAttribute, ...] = (
     PrivateAttribute("vllm.v1.engine.output_processor:OutputProcessor.tokenizer"),
     *(
         PrivateAttribute(f"vllm.v1.engine.output_processor:RequestState.{name}")
-        for name in ("prompt_token_ids", "prompt_len", "detokenizer")
+        for name in ("prompt_token_ids", "prompt_len", "detokenizer", "sent_tokens_offset")
     ),
+    PrivateMethod("vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.update", ("new_token_ids", "stop_terminated")),
+    PrivateMethod("vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.num_output_tokens", ()),
+    PrivateAttribute("vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer._last_output_text_offset"),
 )
 """What the front end leans on, in the API server's process."""
 
@@ -185,6 +192,12 @@ class Upstream:
         request.num_prompt_tokens = len(token_ids)
         if request._block_hasher is not None:
             request.block_hashes[:] = block_hashes
+
+    def advance_grammar(self, request: Any, token_ids: Sequence[int]) -> bool:
+        """Have a structured output's grammar take tokens that were not sampled here; True if there is none."""
+        structured = request.structured_output_request
+        grammar = getattr(structured, "grammar", None)
+        return grammar is None or bool(grammar.accept_tokens(request.request_id, list(token_ids)))
 
     # ---------------------------------------------------------------- moving
     def dequeue(self, request: Any) -> None:
@@ -364,9 +377,12 @@ class FrontEnd:
             self._request(internal_id, token_ids, params, lora_request, cache_salt)
         )
 
-    def fix_prompt(self, internal_id: str, token_ids: list[int], params: SamplingParams) -> None:
+    def fix_prompt(
+        self, internal_id: str, token_ids: list[int], params: SamplingParams, carried: list[int], carried_text: str
+    ) -> None:
         """The output side knows the prompt that the request began with; usage figures and the detokenizer (which looks
-        back into the prompt) need the final one. Before the first output only."""
+        back into the prompt) need the final one. Before the first output only. The detokenizer takes the `carried`
+        tokens of the answer too, and goes on behind `carried_text`."""
         processor = self._engine.output_processor
         state = processor.request_states.get(internal_id)
         if state is None:
@@ -377,6 +393,10 @@ class FrontEnd:
             processor.tokenizer if params.detokenize else None,
             self._request(internal_id, token_ids, params, None, None),
         )
+        if carried:
+            state.detokenizer.update(carried, False)
+            state.detokenizer._last_output_text_offset = len(carried_text)
+            state.sent_tokens_offset = state.detokenizer.num_output_tokens()
 
     @staticmethod
     def _request(

@@ -1,16 +1,20 @@
 -- Append a batch of events to one stream's reply, in order, if this writer still holds the stream.
--- KEYS  route  reply  entries
--- ARGV  attempt  retain_ms  live_ms  maxlen  { event  data  terminal(0|1)  first_token  tokens }*
+-- KEYS  route  reply  entries  usage  assigned
+-- ARGV  attempt  incarnation  open_id  retain_ms  live_ms  maxlen  member (of `assigned`)  prompt_seq
+--       { event  data  terminal(0|1)  first_token  tokens }*
+--       prompt_seq: number of the last entry that the prompt was made of; kept with the first token
 --       first_token is -1 and tokens 0 for everything but token events.
--- Returns the number of events written. FENCED: another attempt holds the stream, or its route is gone.
+-- Returns the number of events written. GONE: the stream has no route. FENCED: another attempt holds the stream.
 -- ENDED: its terminal event is there already; for a retry of that very event this means success.
 -- GAP <next>: a token event that does not continue the reply; nothing from it on was written.
-local route = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'next_token')
-if route[1] ~= ARGV[1] then return redis.error_reply('FENCED') end
+local route = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'next_token', 'incarnation', 'open_id', 'bytes')
+if not route[2] then return redis.error_reply('GONE') end
+if route[1] ~= ARGV[1] or route[5] ~= ARGV[3] then return redis.error_reply('FENCED') end
 if route[2] == 'ended' then return redis.error_reply('ENDED') end
-local retain_ms, live_ms, maxlen = ARGV[2], ARGV[3], ARGV[4]
+if route[4] ~= ARGV[2] then return redis.error_reply('FENCED') end
+local retain_ms, live_ms, maxlen = ARGV[4], ARGV[5], ARGV[6]
 local next_token, written = tonumber(route[3] or '0'), 0
-for i = 5, #ARGV, 5 do
+for i = 9, #ARGV, 5 do
   local event, data, terminal = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local first, tokens = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
   local skip = false
@@ -25,6 +29,7 @@ for i = 5, #ARGV, 5 do
     redis.call('XADD', KEYS[2], 'MAXLEN', '~', maxlen, '*', 'event', event, 'data', data)
     written = written + 1
     if first >= 0 then
+      if next_token == 0 then redis.call('HSET', KEYS[1], 'prompt_seq', ARGV[8]) end
       next_token = first + tokens
       redis.call('HSET', KEYS[1], 'next_token', next_token)
     end
@@ -34,6 +39,9 @@ for i = 5, #ARGV, 5 do
     redis.call('DEL', KEYS[3])
     redis.call('PEXPIRE', KEYS[1], retain_ms)
     redis.call('PEXPIRE', KEYS[2], retain_ms)
+    redis.call('HINCRBY', KEYS[4], 'streams', -1)
+    redis.call('HINCRBY', KEYS[4], 'bytes', string.format('%.0f', 0 - tonumber(route[6] or '0')))
+    redis.call('HDEL', KEYS[5], ARGV[7])
     return written
   end
 end

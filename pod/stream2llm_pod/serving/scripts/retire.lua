@@ -1,5 +1,5 @@
--- Take a pod's incarnation off the list and drop its log.
--- KEYS  pods  log
+-- Take a pod's incarnation off the list. Its log goes with it; streams that it still has are left to the routers.
+-- KEYS  pods  log  incarnations  gone  assigned
 -- ARGV  pod  incarnation
 -- Returns 1 if the heartbeat was this incarnation's, 0 if another one has taken the name.
 local mine = 0
@@ -7,6 +7,13 @@ local beat = redis.call('HGET', KEYS[1], ARGV[1])
 if beat and string.find(beat, '"incarnation":"' .. ARGV[2] .. '"', 1, true) then
   redis.call('HDEL', KEYS[1], ARGV[1])
   mine = 1
+end
+local member = ARGV[1] .. ':' .. ARGV[2]
+if redis.call('HLEN', KEYS[5]) > 0 then
+  -- It leaves by itself, so nothing that it had is to blame.
+  redis.call('SMOVE', KEYS[3], KEYS[4], member)
+else
+  redis.call('SREM', KEYS[3], member)
 end
 redis.call('DEL', KEYS[2])
 return mine
