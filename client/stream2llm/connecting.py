@@ -7,21 +7,32 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from stream2llm import settings
 from stream2llm.keys import DEFAULT_POOL, DEFAULT_TENANT
+from stream2llm.owning import (
+    Address,
+    AsyncOwnedConnection,
+    AsyncOwnedSSLConnection,
+    OwnedConnection,
+    OwnedSSLConnection,
+    Owner,
+)
 
 DEFAULT_URL = "redis://127.0.0.1:6379"
 URL_VARIABLE, PASSWORD_VARIABLE = "STREAM2LLM_REDIS", "STREAM2LLM_REDIS_PASSWORD"
 
 
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 CA_FILE_VARIABLE = "STREAM2LLM_REDIS_CA_FILE"
 CERT_FILE_VARIABLE = "STREAM2LLM_REDIS_CERT_FILE"
 KEY_FILE_VARIABLE = "STREAM2LLM_REDIS_KEY_FILE"
@@ -58,7 +69,7 @@ class RedisTLS:
         """
         files = {"ssl_ca_certs": self.ca_file, "ssl_certfile": self.cert_file, "ssl_keyfile": self.key_file}
         chosen = {name: file for name, file in files.items() if file}
-        if chosen and not url.startswith("rediss://"):
+        if chosen and not url.startswith("rediss"):
             raise BadRedisURL(
                 f"certificates are for rediss://, and the Redis URL begins with {urlsplit(url).scheme}://"
             )
@@ -76,7 +87,8 @@ def add_redis_arguments(parser: argparse.ArgumentParser, *, tenant: bool = True)
         "--redis",
         default=os.environ.get(URL_VARIABLE, DEFAULT_URL),
         metavar="URL",
-        help=f"redis:// or rediss:// (environment {URL_VARIABLE}; default {DEFAULT_URL})",
+        help="redis://HOST:PORT, redis+sentinel://HOST:PORT,HOST:PORT/MASTER or redis+cluster://HOST:PORT,HOST:PORT; "
+        f"rediss… for TLS (environment {URL_VARIABLE}; default {DEFAULT_URL})",
     )
     parser.add_argument(
         "--redis-password-file",
@@ -108,10 +120,10 @@ def check_url(url: str, *, allow_password: bool = False) -> str:
     A password may be in a URL that comes from the environment, or from a program (`allow_password`).
     """
     parts = urlsplit(url)
-    if parts.scheme in ("redis+sentinel", "redis+cluster"):
-        raise BadRedisURL(f"{parts.scheme}:// is not supported yet; use redis:// or rediss://")
-    if parts.scheme not in ("redis", "rediss", "unix"):
+    if parts.scheme not in SCHEMES:
         raise BadRedisURL(f"a Redis URL must begin with redis:// or rediss://, not {parts.scheme or 'nothing'!r}")
+    if "+" in parts.scheme:
+        _nodes(url)
     if allow_password or url == os.environ.get(URL_VARIABLE):
         return url
     if parts.password or "password" in parse_qs(parts.query):
@@ -119,6 +131,37 @@ def check_url(url: str, *, allow_password: bool = False) -> str:
             f"a password in the Redis URL shows in process lists; use {PASSWORD_VARIABLE} or --redis-password-file"
         )
     return url
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """What a URL of several nodes says."""
+
+    kind: str
+    tls: bool
+    addresses: list[Address]
+    master: str
+    login: dict[str, Any]
+
+
+def _nodes(url: str) -> _Nodes:
+    """Read `redis+sentinel://` and `redis+cluster://`. Raises BadRedisURL."""
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    login, _, places = parts.netloc.rpartition("@")
+    addresses = []
+    for place in places.split(","):
+        host, _, port = place.rpartition(":") if place.rpartition(":")[2].isdigit() else (place, "", "")
+        if not host:
+            raise BadRedisURL(f"{parts.scheme}:// needs HOST:PORT, several of them separated by commas, not {place!r}")
+        addresses.append((host.strip("[]"), int(port or (26379 if kind == "sentinel" else 6379))))
+    master = parts.path.strip("/")
+    if (kind == "sentinel") != bool(master) or "/" in master:
+        wanted = "the master's name after the hosts, as /mymaster" if kind == "sentinel" else "no path"
+        raise BadRedisURL(f"{parts.scheme}:// needs {wanted}, not {parts.path!r}")
+    user, _, password = login.partition(":")
+    given = {"username": unquote(user), "password": unquote(password)}
+    return _Nodes(kind, scheme == "rediss", addresses, master, {name: text for name, text in given.items() if text})
 
 
 def shown_url(url: str) -> str:
@@ -134,6 +177,7 @@ def read_password(password_file: str | None) -> str | None:
     return os.environ.get(PASSWORD_VARIABLE) or None
 
 
+_SENTINEL_OPTIONS = {"socket_timeout": 5.0}
 # Pinned, because the defaults differ between versions of the Redis client.
 _OPTIONS: dict[str, Any] = {
     "protocol": 2,
@@ -156,14 +200,24 @@ def connect(
 
     tls: None for what the environment names. Raises BadRedisURL or OSError; connects with the first command only.
     """
-    client: redis.Redis = redis.Redis.from_url(
-        check_url(url, allow_password=allow_password),
-        password=read_password(password_file),
-        retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries),
-        **_tls_options(url, tls),
-        **_OPTIONS,
-    )
-    return client
+    check_url(url, allow_password=allow_password)
+    retry = Retry(ExponentialBackoff(cap=1.0, base=0.05), retries)
+    options = {"password": read_password(password_file), "retry": retry, **_tls_options(url, tls), **_OPTIONS}
+    client: redis.Redis
+    if "+" not in urlsplit(url).scheme:
+        client = redis.Redis.from_url(url, **options)
+        return client
+    nodes = _nodes(url)
+    options |= nodes.login
+    if nodes.kind == "sentinel":
+        sentinel = redis.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+            nodes.addresses, sentinel_kwargs=_SENTINEL_OPTIONS, ssl=nodes.tls, **options
+        )
+        client = sentinel.master_for(nodes.master)  # type: ignore[no-untyped-call]
+        return client
+    connection = OwnedSSLConnection if nodes.tls else OwnedConnection
+    pool = redis.ConnectionPool(connection_class=connection, owner=Owner(nodes.addresses), **options)
+    return redis.Redis(connection_pool=pool)
 
 
 def connect_async(
@@ -175,14 +229,24 @@ def connect_async(
     allow_password: bool = False,
 ) -> redis.asyncio.Redis:
     """As `connect`, for asyncio."""
-    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-        check_url(url, allow_password=allow_password),
-        password=read_password(password_file),
-        retry=AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), retries),
-        **_tls_options(url, tls),
-        **_OPTIONS,
-    )
-    return client
+    check_url(url, allow_password=allow_password)
+    retry = AsyncRetry(ExponentialBackoff(cap=1.0, base=0.05), retries)
+    options = {"password": read_password(password_file), "retry": retry, **_tls_options(url, tls), **_OPTIONS}
+    client: redis.asyncio.Redis
+    if "+" not in urlsplit(url).scheme:
+        client = redis.asyncio.Redis.from_url(url, **options)
+        return client
+    nodes = _nodes(url)
+    options |= nodes.login
+    if nodes.kind == "sentinel":
+        sentinel = redis.asyncio.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+            nodes.addresses, sentinel_kwargs=_SENTINEL_OPTIONS, ssl=nodes.tls, **options
+        )
+        client = sentinel.master_for(nodes.master)  # type: ignore[no-untyped-call]
+        return client
+    connection = AsyncOwnedSSLConnection if nodes.tls else AsyncOwnedConnection
+    pool = redis.asyncio.ConnectionPool(connection_class=connection, owner=Owner(nodes.addresses), **options)
+    return redis.asyncio.Redis(connection_pool=pool)
 
 
 def _tls_options(url: str, tls: RedisTLS | None) -> dict[str, Any]:
