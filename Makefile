@@ -1,7 +1,7 @@
 # Everything a checkout can do. `make` alone lists it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-long lint images images-pod docs lock clean
+.PHONY: help setup demo test test-fast test-long chaos lint images images-pod docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ test-fast: setup ## the tests that start neither an engine nor our processes (se
 
 test-long: setup ## thousands of histories and long soaks (an hour and more)
 	@.venv/bin/python tools/run_tests.py long
+
+chaos: setup ## kill and stop pods, routers and Redis under load (CHAOS_STREAMS=1000, CHAOS_SEED=… repeats a run)
+	@.venv/bin/python -m pytest tests/chaos -m "e2e and not long" -s --timeout=3600
 
 lint: setup ## formatting, lint, types, import rules, links in the documentation
 	@tools/lint.sh

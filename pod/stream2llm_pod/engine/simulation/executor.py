@@ -6,6 +6,7 @@ manager are the real ones. Settings are read from `additional_config["simulation
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class SimulationSettings:
     token_us: float = 20.0
     forgets_preempted: bool = False
     """Behave as vLLM's second model runner, which drops a preempted request's state."""
+    paced: bool = False
+    """A step takes its time for real too, so that a pod on this executor can be stopped in the middle of something."""
 
 
 class SimulatedExecutor(Executor):
@@ -98,7 +101,10 @@ class SimulatedExecutor(Executor):
         if not tokens:
             return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
         self.steps += 1
-        self.clock.advance(self.settings.step_ms / 1e3 + tokens * self.settings.token_us / 1e6)
+        duration_s = self.settings.step_ms / 1e3 + tokens * self.settings.token_us / 1e6
+        self.clock.advance(duration_s)
+        if self.settings.paced:
+            time.sleep(duration_s)
         self._computed = ModelRunnerOutput(
             req_ids=list(sampled),
             req_id_to_index={req_id: i for i, req_id in enumerate(sampled)},

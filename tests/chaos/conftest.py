@@ -1,0 +1,28 @@
+"""The model that the pods of a chaos run serve, and where its Redis comes from."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> str:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    return binary
+
+
+@pytest.fixture(scope="session")
+def tiny_text_model() -> Path:
+    """Byte-level BPE and a chat template."""
+    import tiny_llama
+
+    return tiny_llama.cached("tiny-text-llama", tiny_llama.build_text)

@@ -1,0 +1,49 @@
+"""Everything stops now and then, and every stream is answered once, in full, as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from pool import Pool
+from running import Run
+from workload import plan_faults, plan_streams
+
+pytestmark = [pytest.mark.e2e, pytest.mark.redis]
+
+
+SECONDS_PER_STREAM = 0.6
+FAULTS_PER_SECOND = 0.1
+
+
+def option(name: str, default: int) -> int:
+    return int(os.environ.get(f"CHAOS_{name}") or default)
+
+
+def chaos(count: int, tiny_text_model: Path, redis_binary: str, folder: Path) -> None:
+    seed = option("SEED", random.SystemRandom().randrange(1_000_000))
+    count = option("STREAMS", count)
+    seconds = option("SECONDS", round(count * SECONDS_PER_STREAM))
+    streams = plan_streams(seed, count, seconds)
+    faults = plan_faults(seed, option("FAULTS", round(seconds * FAULTS_PER_SECOND)), seconds, pods=3, routers=2)
+    print(f"\nchaos: CHAOS_SEED={seed}, {count} streams in {seconds} s, {len(faults)} faults", flush=True)
+    pool = Pool(redis_binary, tiny_text_model, folder, pods=3, routers=2)
+    try:
+        pool.wait_ready()
+        run = Run(pool, streams, faults)
+        run.run()
+        assert run.wrong() == []
+        assert run.left_behind() == []
+    finally:
+        pool.close()
+
+
+def test_a_hundred_streams(tiny_text_model: Path, redis_binary: str, tmp_path: Path) -> None:
+    chaos(100, tiny_text_model, redis_binary, tmp_path)
+
+
+@pytest.mark.long
+def test_a_thousand_streams(tiny_text_model: Path, redis_binary: str, tmp_path: Path) -> None:
+    chaos(1_000, tiny_text_model, redis_binary, tmp_path)
