@@ -14,6 +14,10 @@ BENCHES = {
     ),
     "plan": ("stream2llm_bench.plan:BENCH", "time of a scheduling step beside stock vLLM's"),
     "swap": ("stream2llm_bench.swap:BENCH", "KV blocks to host memory and back beside a raw copy"),
+    "route": (
+        "stream2llm_bench.route.bench:BENCH",
+        "the way through the router beside the bare way through Redis: latency and throughput",
+    ),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }
 """Name → (module:attribute, what it measures)."""

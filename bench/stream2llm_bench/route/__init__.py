@@ -1,0 +1,1 @@
+"""`bench route`: what the way through the router costs beside the bare way through Redis."""
