@@ -28,6 +28,8 @@ ENVIRONMENT = {
 }
 EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 READY_S = 300.0
+STEP_MS = 20.0
+"""What a step of the simulated executor takes."""
 
 
 def free_port() -> int:
@@ -126,15 +128,17 @@ class Pool:
     """All of them."""
 
     def __init__(
-        self, binary: str, model: Path, folder: Path, *, pods: int, routers: int, step_ms: float = 20.0
+        self, binary: str, model: Path, folder: Path, *, pods: int, routers: int, simulated: bool = True
     ) -> None:
         self.redis = Redis(binary, folder)
         self.launcher = Launcher(ENVIRONMENT)
-        simulation = json.dumps({"simulation": {"paced": True, "step_ms": step_ms}}).replace("{", "{{")
         serve = ["serve", "--model", str(model), "--redis", self.redis.url, "--host", "127.0.0.1", "--port", "{port}"]
         serve += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
-        serve += ["--max-num-seqs", "128", "--retain-seconds", "30", "--distributed-executor-backend", EXECUTOR]
-        serve += ["--additional-config", simulation.replace("}", "}}")]
+        serve += ["--max-num-seqs", "128", "--retain-seconds", "30"]
+        if simulated:
+            simulation = json.dumps({"simulation": {"paced": True, "step_ms": STEP_MS}})
+            escaped = simulation.replace("{", "{{").replace("}", "}}")
+            serve += ["--distributed-executor-backend", EXECUTOR, "--additional-config", escaped]
         route = ["route", "--redis", self.redis.url, "--http", "127.0.0.1:{port}", "--retain-seconds", "30"]
         route += ["--open-wait-seconds", "120"]
         self.routers = [Process(self.launcher, f"r{i}", route, "/health", folder) for i in range(routers)]

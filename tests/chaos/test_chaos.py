@@ -22,17 +22,20 @@ def option(name: str, default: int) -> int:
     return int(os.environ.get(f"CHAOS_{name}") or default)
 
 
-def chaos(count: int, tiny_text_model: Path, redis_binary: str, folder: Path) -> None:
+def chaos(
+    count: int, tiny_text_model: Path, redis_binary: str, folder: Path, *, simulated: bool = True, faults: int = 0
+) -> None:
     seed = option("SEED", random.SystemRandom().randrange(1_000_000))
     count = option("STREAMS", count)
     seconds = option("SECONDS", round(count * SECONDS_PER_STREAM))
+    number = option("FAULTS", faults or round(seconds * FAULTS_PER_SECOND))
     streams = plan_streams(seed, count, seconds)
-    faults = plan_faults(seed, option("FAULTS", round(seconds * FAULTS_PER_SECOND)), seconds, pods=3, routers=2)
-    print(f"\nchaos: CHAOS_SEED={seed}, {count} streams in {seconds} s, {len(faults)} faults", flush=True)
-    pool = Pool(redis_binary, tiny_text_model, folder, pods=3, routers=2)
+    planned = plan_faults(seed, number, seconds, pods=3, routers=2)
+    print(f"\nchaos: CHAOS_SEED={seed}, {count} streams in {seconds} s, {len(planned)} faults", flush=True)
+    pool = Pool(redis_binary, tiny_text_model, folder, pods=3, routers=2, simulated=simulated)
     try:
         pool.wait_ready()
-        run = Run(pool, streams, faults)
+        run = Run(pool, streams, planned)
         run.run()
         assert run.wrong() == []
         assert run.left_behind() == []
@@ -47,3 +50,9 @@ def test_a_hundred_streams(tiny_text_model: Path, redis_binary: str, tmp_path: P
 @pytest.mark.long
 def test_a_thousand_streams(tiny_text_model: Path, redis_binary: str, tmp_path: Path) -> None:
     chaos(1_000, tiny_text_model, redis_binary, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.engine
+def test_on_the_real_engine(tiny_text_model: Path, redis_binary: str, tmp_path: Path) -> None:
+    chaos(60, tiny_text_model, redis_binary, tmp_path, simulated=False, faults=5)
