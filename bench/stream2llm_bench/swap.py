@@ -50,11 +50,11 @@ class SwapBench:
         parser.add_argument(
             "--blocks",
             type=_numbers,
-            default=(16, 64, 256, 512),
+            default=(16, 64, 256),
             metavar="N,N,…",
-            help="how many blocks at a time, of 1.5 MB each (default: 16,64,256,512)",
+            help="how many blocks at a time, of 1.5 MB each (default: 16,64,256)",
         )
-        parser.add_argument("--pairs", type=int, default=15, help="interleaved pairs of measurements (default: 15)")
+        parser.add_argument("--pairs", type=int, default=11, help="interleaved pairs of measurements (default: 11)")
 
     def run(self, args: argparse.Namespace, progress: Callable[[str], None]) -> Report:
         if args.pairs < 1:

@@ -14,13 +14,13 @@ How the copies overlap with computing:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from stream2llm_pod.engine.swap.backend import Direction, TimedCopy
-from stream2llm_pod.engine.swap.regions import as_words
 from stream2llm_pod.engine.swap.runs import slot_runs
+from stream2llm_pod.engine.swap.tables import row_tables
 
 STAGING_BYTES = 128 << 20
 """Device memory for the staging buffer, at most; a small pool needs less. A copy that is larger takes several turns,
@@ -31,14 +31,17 @@ class CudaBackend:
     """`regions` are on one CUDA device; the pool is pinned host memory of the same bytes per block."""
 
     def __init__(self, regions: Sequence[torch.Tensor], slots: int) -> None:
-        self._regions = [as_words(region) for region in regions]
         self._device = regions[0].device
-        self._pools = [pinned((slots, region.shape[1]), region.dtype) for region in self._regions]
-        block_bytes = sum(region.shape[1] for region in regions)
-        self._chunk = max(1, min(slots, STAGING_BYTES // block_bytes))
+        self._tables = row_tables(regions)
+        self._pools = [
+            pinned((slots * table.rows_per_block, table.rows.shape[1]), table.rows.dtype) for table in self._tables
+        ]
+        self._chunk = max(1, min(slots, STAGING_BYTES // sum(table.block_bytes for table in self._tables)))
         self._staging = [
-            torch.empty((self._chunk, region.shape[1]), dtype=region.dtype, device=self._device)
-            for region in self._regions
+            torch.empty(
+                (self._chunk * table.rows_per_block, table.rows.shape[1]), dtype=table.rows.dtype, device=self._device
+            )
+            for table in self._tables
         ]
         # The lowest priority: a copy gives way to computing.
         self._stream = torch.cuda.Stream(device=self._device, priority=torch.cuda.Stream.priority_range()[0])
@@ -53,14 +56,13 @@ class CudaBackend:
 
         def copy() -> None:
             for start, end in self._chunks(len(slots)):
-                for region, buffer in zip(self._regions, self._staging, strict=True):
-                    torch.index_select(region, 0, blocks[start:end], out=buffer[: end - start])
+                for table, buffer in zip(self._tables, self._staging, strict=True):
+                    rows = table.of_blocks(blocks[start:end])
+                    torch.index_select(table.rows, 0, rows, out=buffer[: len(rows)])
                 if end == len(slots):
                     sources_read.record(self._stream)
-                for first, last in slot_runs(slots[start:end]):
-                    slot = slots[start + first]
-                    for buffer, pool in zip(self._staging, self._pools, strict=True):
-                        pool[slot : slot + last - first].copy_(buffer[first:last], non_blocking=True)
+                for host, staged in self._pieces(slots[start:end]):
+                    host.copy_(staged, non_blocking=True)
 
         self._timed(Direction.OUT, len(slots), copy)
         # Protects the blocks: nothing may overwrite them before they have been read.
@@ -77,13 +79,12 @@ class CudaBackend:
 
         def copy() -> None:
             for start, end in self._chunks(len(slots)):
-                for first, last in slot_runs(slots[start:end]):
-                    slot = slots[start + first]
-                    for buffer, pool in zip(self._staging, self._pools, strict=True):
-                        buffer[first:last].copy_(pool[slot : slot + last - first], non_blocking=True)
+                for host, staged in self._pieces(slots[start:end]):
+                    staged.copy_(host, non_blocking=True)
                 self._stream.wait_event(before)
-                for region, buffer in zip(self._regions, self._staging, strict=True):
-                    region.index_copy_(0, blocks[start:end], buffer[: end - start])
+                for table, buffer in zip(self._tables, self._staging, strict=True):
+                    rows = table.of_blocks(blocks[start:end])
+                    table.rows.index_copy_(0, rows, buffer[: len(rows)])
             done.record(self._stream)
 
         self._timed(Direction.IN, len(slots), copy)
@@ -108,6 +109,12 @@ class CudaBackend:
 
     def _chunks(self, count: int) -> list[tuple[int, int]]:
         return [(start, min(start + self._chunk, count)) for start in range(0, count, self._chunk)]
+
+    def _pieces(self, slots: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each run of slots and each table, the run in the pool and its place in the staging buffer."""
+        for start, end in slot_runs(slots):
+            for table, pool, buffer in zip(self._tables, self._pools, self._staging, strict=True):
+                yield pool[table.run(slots[start], end - start)], buffer[table.run(start, end - start)]
 
     def _timed(self, direction: Direction, blocks: int, copy: Callable[[], None]) -> None:
         started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -11,6 +11,7 @@ import torch
 from stream2llm_pod.engine.swap.backend import Direction, make_backend
 from stream2llm_pod.engine.swap.cpu import CpuBackend
 from stream2llm_pod.engine.swap.regions import as_words, block_regions, bytes_per_block
+from stream2llm_pod.engine.swap.tables import row_tables
 
 pytestmark = pytest.mark.simulated
 # Equal on purpose: no dimension can be told from another by its size.
@@ -81,6 +82,27 @@ def test_the_regions_are_the_whole_cache_once(layout: str) -> None:
     assert all(bool((cache.view(torch.int8) == 1).all()) for cache in caches.values())
 
 
+@pytest.mark.parametrize(("layout", "rows_per_block"), [("LBHNC", 3), ("LHBNC", 24), ("BLHNC", 1)])
+def test_all_layers_are_copied_in_one_operation(layout: str, rows_per_block: int) -> None:
+    caches, config = cache_in(layout)
+    [table] = row_tables(block_regions(caches, config))
+    assert table.rows_per_block == rows_per_block
+    assert table.block_bytes == bytes_per_block(config)
+
+
+def test_regions_that_are_no_whole_rows_apart_are_tables_of_their_own() -> None:
+    memory = torch.zeros(100, dtype=torch.int8)
+    regions = [memory[:32].view(4, 8), memory[36:68].view(4, 8), memory[80:90].view(5, 2)]
+    assert [table.rows_per_block for table in row_tables(regions)] == [1, 1, 1]
+    backend = CpuBackend(regions, 3)
+    for i, region in enumerate(regions):
+        region[1], region[3] = 10 * i + 1, 10 * i + 3
+    backend.copy_out([3, 1], [2, 0])
+    backend.copy_in([0, 2], [2, 0])
+    for i, region in enumerate(regions):
+        assert region[:4, 0].tolist() == [10 * i + 3, 10 * i + 1, 10 * i + 1, 10 * i + 3]
+
+
 def test_a_layout_that_does_not_fit_its_allocation_is_refused() -> None:
     caches, config = cache_in("LBHNC")
     config.kv_cache_tensors[0].layers.append("layer.3")
@@ -95,7 +117,10 @@ def test_layers_that_are_missing_are_noticed() -> None:
         block_regions(caches, config)
 
 
-@pytest.mark.parametrize(("width", "dtype"), [(24, torch.int64), (12, torch.int32), (6, torch.int16), (5, torch.int8)])
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [(32, torch.complex128), (24, torch.int64), (12, torch.int32), (6, torch.int16), (5, torch.int8)],
+)
 def test_bytes_are_moved_in_the_widest_words_that_fit(width: int, dtype: torch.dtype) -> None:
     region = torch.arange(3 * width, dtype=torch.int8).view(3, width)
     assert as_words(region).dtype == dtype
@@ -109,6 +134,17 @@ def test_a_region_that_starts_off_a_word_is_moved_in_bytes() -> None:
     backend.copy_out([1], [0])
     backend.copy_in([0], [2])
     assert region.tolist() == [[0] * 8, [5] * 8, [5] * 8]
+
+
+@pytest.mark.parametrize("slots", [[0, 2, 4, 6], [6, 1, 5, 0], [3, 4, 0, 1]])
+def test_slots_that_are_no_run(slots: list[int]) -> None:
+    region = torch.randint(-128, 128, (8, 32), dtype=torch.int8, generator=torch.Generator().manual_seed(5))
+    before = region.clone()
+    backend = CpuBackend([region], 8)
+    backend.copy_out([7, 2, 5, 1], slots)
+    region.zero_()
+    backend.copy_in([slots[2], slots[0], slots[3], slots[1]], [0, 4, 6, 3])
+    assert torch.equal(region[[0, 4, 6, 3]], before[[5, 7, 1, 2]])
 
 
 def test_a_device_without_a_backend_is_refused() -> None:
