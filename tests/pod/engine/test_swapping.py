@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from driving import Driver, References, tokens
+from driving import Answers, Driver, tokens
 from engines import Engine, Shape
 from invariants import check_ended
 
-pytestmark = pytest.mark.engine
 _numbers = itertools.count()
 PROMPT = tokens(1, 100)
 """Three blocks and a bit: the last one is partial."""
@@ -43,11 +42,11 @@ def swap_out(driver: Driver, prompt: list[int] = PROMPT) -> str:
 @BOTH
 @pytest.mark.parametrize("caching", [False, True], ids=["no-caching", "caching"])
 def test_swapped_tokens_are_not_computed_again(
-    real_engines: Callable[[bool], Engine], references: References, asynchronous: bool, caching: bool
+    engines: Callable[[bool], Engine], answers: Answers, asynchronous: bool, caching: bool
 ) -> None:
     chunk = tokens(7, 20)
-    [expected] = references.of([PROMPT + chunk], 4)
-    engine = real_engines(asynchronous)
+    [expected] = answers.of([PROMPT + chunk], 4)
+    engine = engines(asynchronous)
     engine.renew(shape(prefix_caching=caching))
     driver = Driver(engine)
     name = swap_out(driver)
@@ -67,10 +66,10 @@ def test_swapped_tokens_are_not_computed_again(
 
 @BOTH
 def test_an_empty_finish_computes_one_token(
-    real_engines: Callable[[bool], Engine], references: References, asynchronous: bool
+    engines: Callable[[bool], Engine], answers: Answers, asynchronous: bool
 ) -> None:
-    [expected] = references.of([PROMPT], 4)
-    engine = real_engines(asynchronous)
+    [expected] = answers.of([PROMPT], 4)
+    engine = engines(asynchronous)
     engine.renew(SHAPE)
     driver = Driver(engine)
     name = swap_out(driver)
@@ -84,16 +83,16 @@ def test_an_empty_finish_computes_one_token(
 @BOTH
 @pytest.mark.parametrize(("kept", "slots", "restored"), [(0, 0, 0), (1, 1, 1), (32, 1, 32), (70, 3, 70), (100, 4, 100)])
 def test_an_update_trims_what_was_swapped(
-    real_engines: Callable[[bool], Engine],
-    references: References,
+    engines: Callable[[bool], Engine],
+    answers: Answers,
     asynchronous: bool,
     kept: int,
     slots: int,
     restored: int,
 ) -> None:
     updated = PROMPT[:kept] + tokens(6, 30)
-    [expected] = references.of([updated], 4)
-    engine = real_engines(asynchronous)
+    [expected] = answers.of([updated], 4)
+    engine = engines(asynchronous)
     engine.renew(SHAPE)
     driver = Driver(engine)
     name = swap_out(driver)
@@ -110,10 +109,10 @@ def test_an_update_trims_what_was_swapped(
 @BOTH
 @pytest.mark.parametrize("host_blocks", [0, 1, 3])
 def test_a_full_pool_means_recomputing(
-    real_engines: Callable[[bool], Engine], references: References, asynchronous: bool, host_blocks: int
+    engines: Callable[[bool], Engine], answers: Answers, asynchronous: bool, host_blocks: int
 ) -> None:
-    [expected] = references.of([PROMPT], 4)
-    engine = real_engines(asynchronous)
+    [expected] = answers.of([PROMPT], 4)
+    engine = engines(asynchronous)
     engine.renew(shape(host_blocks=host_blocks))
     driver = Driver(engine)
     name = swap_out(driver)
@@ -127,10 +126,8 @@ def test_a_full_pool_means_recomputing(
 
 
 @BOTH
-def test_an_abort_while_swapped_gives_the_slots_back(
-    real_engines: Callable[[bool], Engine], asynchronous: bool
-) -> None:
-    engine = real_engines(asynchronous)
+def test_an_abort_while_swapped_gives_the_slots_back(engines: Callable[[bool], Engine], asynchronous: bool) -> None:
+    engine = engines(asynchronous)
     engine.renew(SHAPE)
     driver = Driver(engine)
     name = swap_out(driver)
@@ -143,12 +140,12 @@ def test_an_abort_while_swapped_gives_the_slots_back(
 
 @BOTH
 def test_a_decoding_request_goes_and_comes_back(
-    real_engines: Callable[[bool], Engine], references: References, asynchronous: bool
+    engines: Callable[[bool], Engine], answers: Answers, asynchronous: bool
 ) -> None:
     """Its output tokens are swapped like its prompt, and none is sampled twice."""
     long, short = tokens(3, 60), tokens(4, 130)
-    expected = references.of([long, short], 8)
-    engine = real_engines(asynchronous)
+    expected = answers.of([long, short], 8)
+    engine = engines(asynchronous)
     engine.renew(shape(policy="fcfs"))
     driver = Driver(engine)
     # Older, so it may take memory from the younger one.
@@ -169,11 +166,11 @@ def test_a_decoding_request_goes_and_comes_back(
 
 @BOTH
 def test_several_streams_swap_out_and_in_in_one_step(
-    real_engines: Callable[[bool], Engine], references: References, asynchronous: bool
+    engines: Callable[[bool], Engine], answers: Answers, asynchronous: bool
 ) -> None:
     prompts = {f"{next(_numbers)}": tokens(20 + i, 33 + i) for i in range(6)}
-    expected = references.of(list(prompts.values()), 4)
-    engine = real_engines(asynchronous)
+    expected = answers.of(list(prompts.values()), 4)
+    engine = engines(asynchronous)
     engine.renew(shape(blocks=12, budget_tokens=256, host_blocks=24))
     driver = Driver(engine)
     together: list[tuple[int, int]] = []
@@ -201,6 +198,7 @@ def test_several_streams_swap_out_and_in_in_one_step(
     check_ended(engine)
 
 
+@pytest.mark.engine
 def test_swapped_bytes_come_back_bit_for_bit(
     real_engines: Callable[[bool], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
