@@ -79,6 +79,17 @@ def test_a_second_call_converts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert [path.name for path in first.parent.iterdir()] == [first.name]
 
 
+def test_everybody_may_read_a_converted_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def convert(source: Path, folder: Path, say: Any) -> None:
+        (folder / "model.safetensors").touch(mode=0o600)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(model, "_convert", convert)
+    folder = model.ensure_model(ignore)
+    assert oct(folder.stat().st_mode & 0o777) == "0o755"
+    assert oct((folder / "model.safetensors").stat().st_mode & 0o777) == "0o644"
+
+
 def test_progress_without_a_terminal_is_lines() -> None:
     said: list[str] = []
     with counting(said.append, "loading", 8) as step:

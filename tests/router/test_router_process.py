@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import redis
+from free_ports import free_port
 
 from stream2llm.entries import Append, Finish, Open, encode
 from stream2llm.errors import ErrorCode
@@ -30,12 +30,6 @@ TENANT = "default"
 POD, INCARNATION = "pod-0", "aa"
 WAIT_S = 60.0
 STREAMS = [f"s{i}" for i in range(8)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(what: Callable[[], Any], describe: str) -> Any:

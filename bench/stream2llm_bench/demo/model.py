@@ -63,6 +63,9 @@ def ensure_model(say: Say) -> Path:
     try:
         _convert(source, unfinished, say)
         unfinished.chmod(0o755)
+        # Weights are written for the owner alone, and a cache may be shared.
+        for file in unfinished.iterdir():
+            file.chmod(0o644)
         try:
             os.rename(unfinished, folder)
         except OSError:

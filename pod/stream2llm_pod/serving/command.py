@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import re
 import signal
@@ -22,7 +23,17 @@ from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, co
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.engine.loading import CannotLoad, load_platform
 from stream2llm_pod.serving.advertising import advertised_url
+from stream2llm_pod.serving.cpu_engine import (
+    COMPILER_MISSING,
+    chosen_kv_cache,
+    default_kv_cache_bytes,
+    free_memory_bytes,
+    missing_compiler,
+)
 from stream2llm_pod.serving.preempting import DEFAULT_SWAP_SPACE, preemption_settings
+from stream2llm_pod.serving.stopping import handle_signals_while_loading
+
+logger = logging.getLogger(__name__)
 
 PLUGIN_NAME = "stream2llm"
 # Plug-in groups of vLLM that load everything unless VLLM_PLUGINS names what to load. Naming ours, which the endpoint
@@ -250,6 +261,7 @@ def _serve_vllm(
     from stream2llm_pod.serving.endpoint import SETTINGS_ATTRIBUTE
     from stream2llm_pod.serving.pod import ServingSettings
 
+    handle_signals_while_loading()
     cli_env_setup()
     parser = make_arg_parser(FlexibleArgumentParser(prog="stream2llm serve", description="arguments of vLLM"))
     own = ["--model", args.model, "--host", args.host, "--port", str(args.port)]
@@ -295,6 +307,8 @@ def _serve_vllm(
     )
     configure_logging_from_args(parsed)
     _show_own_log()
+    if is_cpu:
+        _prepare_cpu(parsed)
     try:
         validate_parsed_serve_args(parsed)
     except (TypeError, ValueError) as error:
@@ -302,19 +316,46 @@ def _serve_vllm(
     return _run_server(parsed)
 
 
+def _prepare_cpu(parsed: argparse.Namespace) -> None:
+    compiler = missing_compiler(parsed, os.environ)
+    if compiler is not None:
+        raise CannotServe(COMPILER_MISSING.format(name=compiler))
+    if not chosen_kv_cache(parsed, os.environ):
+        parsed.kv_cache_memory_bytes = default_kv_cache_bytes(free_memory_bytes())
+        logger.info(
+            "VLLM_CPU_KVCACHE_SPACE (in GiB) is not set: the KV cache gets %.2f GiB, a quarter of the free memory",
+            parsed.kv_cache_memory_bytes / 2**30,
+        )
+
+
 def _run_server(parsed: argparse.Namespace) -> int:
     import uvloop
-    from vllm.entrypoints.launchers.api_server.entry import run_server
+
+    from stream2llm_pod.serving.endpoint import FAILURE_ATTRIBUTE
 
     try:
-        uvloop.run(run_server(parsed))
+        uvloop.run(_serve_http(parsed))
     except KeyboardInterrupt:
         return 128 + signal.SIGTERM
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CannotServe(f"port {parsed.port} on {parsed.host} is in use; choose another with --port") from error
         raise
+    failure = getattr(parsed, FAILURE_ATTRIBUTE, None)
+    if failure is not None:
+        print(f"stream2llm serve: {failure}", file=sys.stderr)
+        return 1
     return 0
+
+
+async def _serve_http(parsed: argparse.Namespace) -> None:
+    """vLLM's `run_server` without its signal handler for the time in which the engine loads."""
+    from vllm.entrypoints.launchers.api_server.entry import run_server_worker
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.utils.system_utils import decorate_logs
+
+    decorate_logs("APIServer", skip_if_decorated=True)
+    await run_server_worker(*setup_server(parsed, reuse_port=False), parsed)
 
 
 def _show_own_log() -> None:

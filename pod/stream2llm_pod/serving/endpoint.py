@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
-import os
 import signal
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+
+from stream2llm_pod.serving.stopping import end_at_once
 
 if TYPE_CHECKING:
     from stream2llm_pod.serving.pod import ServingPod
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SETTINGS_ATTRIBUTE = "stream2llm_serving"
 """Where `stream2llm serve` puts its ServingSettings in vLLM's parsed arguments."""
+FAILURE_ATTRIBUTE = "stream2llm_failure"
+"""Where it finds, once the server has ended, why that was nobody's wish."""
 
 
 class StreamEndpoint:
@@ -51,9 +53,9 @@ class StreamEndpoint:
         from stream2llm_pod.serving.pod import ServingPod
 
         self._pod = ServingPod(engine_client, state, args, serving)
-        self._lifetime = asyncio.create_task(self._live(self._pod, state), name="stream2llm")
+        self._lifetime = asyncio.create_task(self._live(self._pod, state, args), name="stream2llm")
 
-    async def _live(self, pod: ServingPod, state: Any) -> None:
+    async def _live(self, pod: ServingPod, state: Any, args: Namespace) -> None:
         """Wait for the HTTP server, serve streams, and on a signal drain before the server is told to stop."""
         try:
             # Only from then on are the server's own signal handlers in place, so that ours replace them.
@@ -68,16 +70,18 @@ class StreamEndpoint:
                 await asyncio.sleep(0.01)
             await pod.start()
             await _either(asked, server)
-            if asked.is_set():
+            if not asked.is_set():
+                setattr(args, FAILURE_ATTRIBUTE, "the server has ended by itself; its engine's last words are above")
+            else:
                 logger.info("draining: %d streams open, at most %g s", pod.open_streams, pod.settings.drain_s)
                 await pod.drain(pod.settings.drain_s)
             await pod.stop()
             server.should_exit = True
-        except Exception:
+        except Exception as error:
             logger.exception("streams cannot be served; stopping the server")
+            setattr(args, FAILURE_ATTRIBUTE, f"streams cannot be served: {str(error) or type(error).__name__}")
             if hasattr(state, "server"):
                 state.server.should_exit = True
-            state.stream2llm_failed = True
 
 
 async def _either(asked: asyncio.Event, server: Any) -> None:
@@ -95,9 +99,7 @@ def _on_signal(number: int, asked: asyncio.Event) -> None:
         asked.set()
         return
     # Told twice: whoever sent it does not want to wait for anything.
-    for child in multiprocessing.active_children():
-        child.kill()
-    os._exit(128 + number)
+    end_at_once(number)
 
 
 def make_plugin() -> StreamEndpoint:

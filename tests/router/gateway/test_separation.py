@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from free_ports import free_port
 from http_caller import Caller
-from running_router import COMMAND, RunningRouter, free_port, make_token, running_router
+from running_router import COMMAND, RunningRouter, make_token, running_router
 from standin_pod import StandInPod
 
 from stream2llm import Client, RedisRefused

@@ -1,0 +1,12 @@
+"""TCP ports for the servers that tests start."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """One of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
