@@ -40,8 +40,8 @@ class Reply:
     """The reply of one attempt of one stream. `dropped` is called once it turns out not to be this writer's any more.
 
     attempt, incarnation and open_id (the ingress id of the open) together are what fences a writer; prompt_seq is the
-    number of the last entry that the prompt is made of, known before the first token; written_tokens is how many
-    tokens Redis has acknowledged.
+    number of the last entry that the prompt is made of, known before the first token; written_tokens and
+    written_events are how many tokens and events Redis has acknowledged.
     """
 
     tenant: str
@@ -53,6 +53,7 @@ class Reply:
     dropped: Callable[[], None]
     prompt_seq: int = 0
     written_tokens: int = 0
+    written_events: int = 0
     events: deque[ReplyEvent] = field(default_factory=deque)
     loss: str | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -151,7 +152,7 @@ class ReplyWriter:
             arguments: list[str | int] = [*fence, reply.live_ms, self._max_events, reply.member, reply.prompt_seq]
             for event in events:
                 arguments += [event.event, event.data, int(event.terminal), event.first_token, event.tokens]
-            pipeline.evalsha(self._script.sha, len(keys), *keys, *arguments)
+            pipeline.evalsha(self._script.sha, len(keys), *keys, *arguments, reply.written_events)
         results = await pipeline.execute(raise_on_error=False)
         for (reply, events), result in zip(batch, results, strict=True):
             if isinstance(result, ResponseError) and "NOSCRIPT" in _words(result):
@@ -171,6 +172,7 @@ class ReplyWriter:
             # Else the loss was found while these were on the way, and is still to be told.
             return
         reply.written_tokens = max([reply.written_tokens, *(event.first_token + event.tokens for event in events)])
+        reply.written_events += len(events)
         for _ in events:
             reply.events.popleft()
         if any(event.terminal for event in events):

@@ -37,8 +37,9 @@ def reply(
     maxlen: int = 1000,
     incarnation: str = "i",
     open_id: str = OPEN_ID,
+    number: int | None = None,
 ) -> Any:
-    arguments = [argument for event in events for argument in event]
+    arguments = [argument for event in events for argument in event] + ([] if number is None else [number])
     fence = (attempt, incarnation, open_id, 5000)
     return client.eval(scripts.load("reply").source, len(NAMES), *NAMES, *fence, 60_000, maxlen, "t:s", 3, *arguments)
 
@@ -143,6 +144,36 @@ def test_repeated_tokens_are_skipped_and_gaps_refused(client: redis.Redis) -> No
     assert len(written(client)) == 3
 
 
+TEXT_ONLY, PREFILL = ("token", '{"text":"é"}', 0), ("prefill", "{}", 0, -1, 0)
+
+
+def test_no_event_is_repeated_whether_or_not_it_has_tokens(client: redis.Redis) -> None:
+    """Once a bug: the end of a character, or of a text held back for a stop string, comes without a token, and was
+    written again when the answer to the first try was lost."""
+    batch = (PREFILL, (*TOKEN, 0, 1), (*TEXT_ONLY, 1, 0))
+    assert reply(client, 1, *batch, number=0) == 3
+    assert reply(client, 1, *batch, number=0) == 0
+    # By then there is more to say.
+    assert reply(client, 1, *batch, (*TEXT_ONLY, 1, 0), PREFILL, number=0) == 2
+    assert reply(client, 1, (*TEXT_ONLY, 1, 0), PREFILL, (*TOKEN, 1, 2), number=3) == 1
+    assert reply(client, 1, (*TEXT_ONLY, 3, 0), DONE, number=6) == 2
+    assert written(client) == ["prefill", "token", "token", "token", "prefill", "token", "token", "done"]
+
+
+def test_another_attempt_counts_its_own_events(client: redis.Redis) -> None:
+    assert reply(client, 1, PREFILL, (*TOKEN, 0, 1), number=0) == 2
+    client.hset(NAMES[0], "attempt", 2)
+    assert reply(client, 2, PREFILL, number=0) == 1
+    assert reply(client, 2, PREFILL, (*TOKEN, 0, 1), (*TOKEN, 1, 1), number=0) == 1
+    assert written(client) == ["prefill", "token", "prefill", "token"]
+
+
+def test_events_before_a_gap_are_no_reason_to_skip_what_follows(client: redis.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match="GAP 1"):
+        reply(client, 1, (*TOKEN, 0, 1), (*TOKEN, 4, 1), number=0)
+    assert reply(client, 1, (*TOKEN, 0, 1), (*TOKEN, 1, 1), number=0) == 1
+
+
 def run(server: Any, body: Callable[[redis.asyncio.Redis], Awaitable[None]]) -> None:
     async def inner() -> None:
         connection: redis.asyncio.Redis = redis.asyncio.Redis(port=server.port, protocol=2)
@@ -177,6 +208,47 @@ def test_writer_loads_its_script_and_survives_a_restart(server: Any, client: red
     run(server, body)
     assert written(client)[-2:] == ["token", "done"]
     assert client.hget(NAMES[0], "next_token") == b"500"
+
+
+def test_writer_repeats_nothing_when_answers_are_lost(server: Any, client: redis.Redis) -> None:
+    """Redis has done what it was told; the connection breaks before it can say so."""
+
+    async def body(connection: redis.asyncio.Redis) -> None:
+        lost_answers = 2
+        make_pipeline = connection.pipeline
+
+        def pipeline(**options: Any) -> Any:
+            made = make_pipeline(**options)
+            execute = made.execute
+
+            async def executed(**how: Any) -> Any:
+                nonlocal lost_answers
+                results = await execute(**how)
+                if not any(isinstance(result, Exception) for result in results) and lost_answers:
+                    lost_answers -= 1
+                    raise redis.ConnectionError("the connection broke")
+                return results
+
+            made.execute = executed
+            return made
+
+        connection.pipeline = pipeline  # type: ignore[method-assign]
+        writer = ReplyWriter(connection, KEYS, pod="p", retain_ms=5000, max_events=1000)
+        task = asyncio.create_task(writer.run())
+        one = Reply("t", "s", 1, "i", OPEN_ID, 60_000, lambda: pytest.fail("dropped"))
+        for event in (ReplyEvent("accepted", "{}"), ReplyEvent("token", "{}", first_token=0, tokens=1)):
+            writer.send(one, event)
+        writer.send(one, ReplyEvent("token", "{}", first_token=1, tokens=0))
+        await writer.drained()
+        assert lost_answers == 0
+        assert one.written_events == 3
+        writer.send(one, ReplyEvent("token", "{}", first_token=1, tokens=0))
+        writer.send(one, ReplyEvent("done", "{}", terminal=True))
+        await writer.drained()
+        task.cancel()
+
+    run(server, body)
+    assert written(client) == ["accepted", "token", "token", "token", "done"]
 
 
 def test_writer_drops_a_fenced_reply_and_goes_on_with_others(server: Any, client: redis.Redis) -> None:
