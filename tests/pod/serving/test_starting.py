@@ -17,13 +17,25 @@ from served_pod import COMMAND, kill, wait_for
 
 from stream2llm_pod.serving.command import PLUGIN_NAME
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine]
+pytestmark = pytest.mark.e2e
+# No weights to load: what is tested here is what goes on around the engine.
+EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 
 
 @contextmanager
 def starting(model: Path, redis_url: str, log_path: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [*COMMAND, "serve", "--model", str(model), "--redis", redis_url, "--pod", "p", "--host", "127.0.0.1"]
-    command += ["--port", str(free_port()), "--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+    command += [
+        "--port",
+        str(free_port()),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+        "--enforce-eager",
+        "--distributed-executor-backend",
+        EXECUTOR,
+    ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     environment |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "INFO"}
     environment |= changes
