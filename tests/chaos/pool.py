@@ -28,8 +28,8 @@ ENVIRONMENT = {
 }
 EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 READY_S = 300.0
-STEP_MS = 20.0
-"""What a step of the simulated executor takes."""
+SIMULATION = {"paced": True, "step_ms": 20.0}
+"""Settings of the simulated executor."""
 
 
 def free_port() -> int:
@@ -58,6 +58,22 @@ class Process:
             while True:
                 os.killpg(self.pid, signal.SIGKILL)
                 time.sleep(0.05)
+
+    def gone(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def drain(self) -> None:
+        """Tell it to leave, and return when it has."""
+        os.kill(self.pid, signal.SIGTERM)
+        give_up_s = time.monotonic() + READY_S
+        while not self.gone():
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"{self.name} does not leave:\n{self.log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.1)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -128,16 +144,22 @@ class Pool:
     """All of them."""
 
     def __init__(
-        self, binary: str, model: Path, folder: Path, *, pods: int, routers: int, simulated: bool = True
+        self,
+        binary: str,
+        model: Path,
+        folder: Path,
+        *,
+        pods: int,
+        routers: int,
+        simulation: dict[str, Any] | None = SIMULATION,
     ) -> None:
         self.redis = Redis(binary, folder)
         self.launcher = Launcher(ENVIRONMENT)
         serve = ["serve", "--model", str(model), "--redis", self.redis.url, "--host", "127.0.0.1", "--port", "{port}"]
         serve += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
-        serve += ["--max-num-seqs", "128", "--retain-seconds", "30"]
-        if simulated:
-            simulation = json.dumps({"simulation": {"paced": True, "step_ms": STEP_MS}})
-            escaped = simulation.replace("{", "{{").replace("}", "}}")
+        serve += ["--max-num-seqs", "128", "--retain-seconds", "30", "--drain-seconds", "6"]
+        if simulation is not None:
+            escaped = json.dumps({"simulation": simulation}).replace("{", "{{").replace("}", "}}")
             serve += ["--distributed-executor-backend", EXECUTOR, "--additional-config", escaped]
         route = ["route", "--redis", self.redis.url, "--http", "127.0.0.1:{port}", "--retain-seconds", "30"]
         route += ["--open-wait-seconds", "120"]

@@ -96,6 +96,10 @@ class Run:
         if fault.what == "kill":
             process.kill()
             process.start()
+        elif fault.what == "drain":
+            process.drain()
+            process.kill()
+            process.start()
         else:
             process.signal(signal.SIGSTOP)
             time.sleep(fault.seconds)
@@ -126,6 +130,10 @@ class Run:
                     reply.events.append(event)
 
     # ---------------------------------------------------------------- afterwards
+    def leave_out(self, stream: str) -> None:
+        """`wrong` is not to look at this one."""
+        self._streams = [planned for planned in self._streams if planned.stream != stream]
+
     def wrong(self) -> list[str]:
         """A line for each stream that is not as it must be."""
         with ThreadPoolExecutor(8) as executor:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from pool import Pool
+from pool import SIMULATION, Pool
 from running import Run
 from workload import plan_faults, plan_streams
 
@@ -32,7 +32,7 @@ def chaos(
     streams = plan_streams(seed, count, seconds)
     planned = plan_faults(seed, number, seconds, pods=3, routers=2)
     print(f"\nchaos: CHAOS_SEED={seed}, {count} streams in {seconds} s, {len(planned)} faults", flush=True)
-    pool = Pool(redis_binary, tiny_text_model, folder, pods=3, routers=2, simulated=simulated)
+    pool = Pool(redis_binary, tiny_text_model, folder, pods=3, routers=2, simulation=SIMULATION if simulated else None)
     try:
         pool.wait_ready()
         run = Run(pool, streams, planned)

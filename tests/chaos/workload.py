@@ -40,7 +40,7 @@ class PlannedStream:
 
 @dataclass(frozen=True)
 class Fault:
-    """At `at_s`: `kill` or `stop` (for `seconds`) of a `pod` or a `router`, or the restart of `redis`."""
+    """At `at_s`: `kill`, `stop` (for `seconds`) or `drain` of a `pod` or a `router`, or the `restart` of `redis`."""
 
     at_s: float
     what: str
@@ -95,7 +95,7 @@ def plan_faults(seed: int, count: int, duration_s: float, pods: int, routers: in
     for i in range(count):
         at_s = step_s * (i + 1 + chance.uniform(-0.3, 0.3))
         whom = chance.choice(("pod", "pod", "router"))
-        what = chance.choice(("kill", "stop"))
+        what = chance.choice(("kill", "stop", "drain"))
         # Shorter and longer than what a heartbeat or a lease lives.
         seconds = chance.choice((2.0, 13.0)) if what == "stop" else 0.0
         which = chance.randrange(pods if whom == "pod" else routers)

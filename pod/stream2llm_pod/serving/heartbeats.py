@@ -161,11 +161,11 @@ class Heartbeats:
         elif _alive(before, now_ms) is None:
             self._rival = None
 
-    async def retire(self) -> None:
-        """Take this incarnation off the list of pods and drop its log."""
+    async def retire(self, *, failed: bool = False) -> None:
+        """Take this incarnation off the list of pods and drop its log; `failed` if something here has ended it."""
         pod, incarnation = self._identity.pod, self._identity.incarnation
         keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations, self._keys.gone]
-        await self._call("retire", [*keys, self._keys.assigned(pod, incarnation)], pod, incarnation)
+        await self._call("retire", [*keys, self._keys.assigned(pod, incarnation)], pod, incarnation, int(failed))
 
     async def _write(self, *, first: bool) -> tuple[int, bytes, bool]:
         pod, incarnation = self._identity.pod, self._identity.incarnation

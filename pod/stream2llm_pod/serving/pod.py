@@ -71,6 +71,7 @@ class ServingPod:
         self.incarnation = secrets.token_hex(8)
         self.draining = False
         self.leaving = False
+        self.failed = False
         self._clock = RedisClock()
         self._keys = PoolKeys(serving.pool)
         self._metrics = ServingMetrics(serving.pool, serving.pod)
@@ -108,6 +109,7 @@ class ServingPod:
             encoder=TokenizerEncoder(engine_client.renderer.get_tokenizer()),
             prepare=self._prepare,
             explain=explain,
+            engine_died=self._note_death,
             stats_of=stats_of,
             replies=self._replies,
             clock=self._clock,
@@ -201,7 +203,7 @@ class ServingPod:
         with contextlib.suppress(TimeoutError, RedisError, OSError):
             async with asyncio.timeout(FLUSH_S):
                 await self._replies.drained()
-                await self._heartbeats.retire()
+                await self._heartbeats.retire(failed=self.failed)
         for session in self._sessions():
             session.drop()
         tasks = [*self._tasks, *self._session_tasks, *([self._intake_task] if self._intake_task else [])]
@@ -234,6 +236,11 @@ class ServingPod:
         for session in sessions:
             if not await self._client.exists(self._keys.route(session.tenant, session.opening.stream)):
                 session.lose("Redis has forgotten the stream")
+
+    def _note_death(self, error: Exception) -> bool:
+        if engine_died(error):
+            self.failed = True
+        return engine_died(error)
 
     def _was_there(self) -> bool:
         """Whether a route that is missing cannot just have expired while this pod was away."""
@@ -357,15 +364,20 @@ class ServingPod:
         return Load(len(sessions), backlog_tokens, kv_usage(), rate)
 
 
+def engine_died(error: Exception) -> bool:
+    """Whether an exception of the engine means that there is no engine any more."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, EngineDeadError):
+            return True
+        cause = cause.__cause__
+    return False
+
+
 def explain(error: Exception) -> ErrorCode | None:
     """The code for an exception of the engine; None for one that nobody expects."""
     if isinstance(error, StreamTooLong):
         return ErrorCode.CONTEXT_TOO_LONG
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, EngineDeadError):
-            return ErrorCode.ENGINE_ERROR
-        cause = cause.__cause__
     if isinstance(error, UnknownStream):
         return ErrorCode.ENGINE_ERROR
     if isinstance(error, EngineRefusal):

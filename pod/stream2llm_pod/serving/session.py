@@ -55,7 +55,8 @@ class ServingContext:
     """What all sessions of a pod share.
 
     prepare: checks an open, raises OpenError; explain: the error code for an exception of the engine, None for one
-    that nobody expects; stats_of: the engine's counts in a stream's last output.
+    that nobody expects; engine_died: whether an exception means that there is no engine any
+    more; stats_of: the engine's counts in a stream's last output.
     """
 
     pod: str
@@ -63,6 +64,7 @@ class ServingContext:
     encoder: Encoder
     prepare: Callable[[Open], Awaitable[Prepared]]
     explain: Callable[[Exception], ErrorCode | None]
+    engine_died: Callable[[Exception], bool]
     stats_of: Callable[[Any], StreamStatsLike | None]
     replies: ReplyWriter
     clock: RedisClock
@@ -349,6 +351,10 @@ class Session:
     def _fail(self, error: Exception) -> None:
         """End the stream for an exception that came out of the engine, or out of a mistake of ours."""
         if self._over:
+            return
+        if self.ctx.engine_died(error):
+            # The stream may do well on another pod, and the routers know whether it has been at the end of many.
+            self.drop()
             return
         code = self.ctx.explain(error)
         if code is None:

@@ -6,6 +6,7 @@ manager are the real ones. Settings are read from `additional_config["simulation
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -37,6 +38,8 @@ class SimulationSettings:
     """Behave as vLLM's second model runner, which drops a preempted request's state."""
     paced: bool = False
     """A step takes its time for real too, so that a pod on this executor can be stopped in the middle of something."""
+    fatal_prompt: tuple[int, ...] = ()
+    """Token ids that end the process when a prompt that begins with them is computed, as a bad kernel would."""
 
 
 class SimulatedExecutor(Executor):
@@ -97,6 +100,9 @@ class SimulatedExecutor(Executor):
     # ---------------------------------------------------------------- steps
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         tokens = scheduler_output.total_num_scheduled_tokens
+        fatal = list(self.settings.fatal_prompt)
+        if fatal and any(new.prompt_token_ids[: len(fatal)] == fatal for new in scheduler_output.scheduled_new_reqs):
+            os._exit(1)
         sampled = self.worker.execute(scheduler_output)
         if not tokens:
             return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
