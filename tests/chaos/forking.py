@@ -32,9 +32,9 @@ class Launcher:
         return int(self._answer()["pid"])
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
+        """It has nothing to tidy up, and its libraries take their time to leave."""
+        self._process.kill()
+        self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
