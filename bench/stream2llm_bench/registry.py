@@ -18,6 +18,10 @@ BENCHES = {
         "stream2llm_bench.route.bench:BENCH",
         "the way through the router beside the bare way through Redis: latency and throughput",
     ),
+    "preemption": (
+        "stream2llm_bench.preemption.bench:BENCH",
+        "recomputing, swapping and choosing by cost, in virtual time and with a real model",
+    ),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }
 """Name → (module:attribute, what it measures)."""

@@ -17,23 +17,29 @@ import torch
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from stream2llm.costprofile import parse_profile
 from stream2llm_pod.engine.simulation.clock import SimulatedClock
+from stream2llm_pod.engine.simulation.timing import StepTimes, cost_model
 from stream2llm_pod.engine.simulation.worker import SimulatedWorker
+from stream2llm_pod.engine.swap.metadata import SwapReport
 
 CONFIG_KEY = "simulation"
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """The simulated hardware. A step takes `step_ms` plus `token_us` for each token in it (not calibrated)."""
+    """The simulated hardware. With a cost profile a step takes what its curves say; without one `step_ms` plus
+    `token_us` for each token in it, and copies take no time (not calibrated)."""
 
     kv_tokens: int = 100_000
     layers: int = 1
     step_ms: float = 4.0
     token_us: float = 20.0
+    profile: Mapping[str, Any] | None = None
+    """The document of a cost profile (schema 1)."""
     forgets_preempted: bool = False
     """Behave as vLLM's second model runner, which drops a preempted request's state."""
     paced: bool = False
@@ -51,8 +57,15 @@ class SimulatedExecutor(Executor):
         self.settings = SimulationSettings(**raw)
         self.clock = SimulatedClock()
         self.steps = 0
+        self.use_profile(self.settings.profile)
         self.worker: SimulatedWorker
         self._computed: ModelRunnerOutput | None = None
+
+    def use_profile(self, document: Mapping[str, Any] | None) -> None:
+        """From now on steps take what this profile says. Raises InvalidProfile."""
+        self._times: StepTimes | None = None
+        if document is not None:
+            self._times = StepTimes(cost_model(parse_profile(document)), int(self.cache_config.block_size))
 
     # ---------------------------------------------------------------- calls to the workers
     def collective_rpc(
@@ -105,18 +118,29 @@ class SimulatedExecutor(Executor):
             os._exit(1)
         sampled = self.worker.execute(scheduler_output)
         if not tokens:
+            if self._times is not None:
+                self.clock.advance_to(self._times.step(scheduler_output, self.clock())[0])
             return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
         self.steps += 1
-        duration_s = self.settings.step_ms / 1e3 + tokens * self.settings.token_us / 1e6
-        self.clock.advance(duration_s)
-        if self.settings.paced:
-            time.sleep(duration_s)
         self._computed = ModelRunnerOutput(
             req_ids=list(sampled),
             req_id_to_index={req_id: i for i, req_id in enumerate(sampled)},
             sampled_token_ids=list(sampled.values()),
         )
+        self._take_time(scheduler_output, tokens, self._computed)
         return _done(None) if non_block else None
+
+    def _take_time(self, scheduler_output: Any, tokens: int, output: ModelRunnerOutput) -> None:
+        before_s = self.clock()
+        if self._times is None:
+            self.clock.advance(self.settings.step_ms / 1e3 + tokens * self.settings.token_us / 1e6)
+        else:
+            ended_s, copies = self._times.step(scheduler_output, before_s)
+            self.clock.advance_to(ended_s)
+            if copies:
+                output.kv_connector_output = KVConnectorOutput(kv_connector_worker_meta=SwapReport(copies))
+        if self.settings.paced:
+            time.sleep(self.clock() - before_s)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         output, self._computed = self._computed, None

@@ -1,0 +1,1 @@
+"""`bench preemption`: recomputing, swapping, and choosing by cost, on the same workloads."""

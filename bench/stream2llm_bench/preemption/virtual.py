@@ -1,0 +1,137 @@
+"""The pod's real scheduler and KV cache manager on simulated hardware, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stream2llm.costprofile import CostProfile, Curve, ProfileKey
+from stream2llm_bench.preemption.replaying import Outcome, Replay, block_bytes, renew_scheduler
+from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload, blocks_for_a_third, most_open_tokens
+
+EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
+BLOCK_SIZE = 32
+BUDGET_TOKENS = 2048
+LONGEST_TOKENS = 16_384
+SLOTS = 256
+MOST_BLOCKS = 4096
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32_000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": LONGEST_TOKENS,
+    "torch_dtype": "float32",
+}
+
+STEP_MS, TOKEN_MS, PAIR_MS = 4.0, 0.01, 1e-5
+"""Of prefill: for a step, a token, and a token squared."""
+COPY_MS, COPIED_TOKEN_MS = 2.0, 0.02
+"""Of a copy, each way: to start it, and for each token. The round trip costs as much as recomputing at 3,000 tokens."""
+
+SHORT = Kind(tokens=(200, 1200), chunks=(3, 8), gap_s=4.0)
+LONG = Kind(tokens=(5000, 12_000), chunks=(3, 8), gap_s=4.0)
+WORKLOADS = (
+    Workload("short", (SHORT,), streams=200, streams_per_s=6.0),
+    Workload("long", (LONG,), streams=60, streams_per_s=0.4),
+    Workload("mixed", (SHORT, LONG), streams=100, streams_per_s=0.6),
+)
+
+
+def crossing_profile(key: ProfileKey, *, exchanged: bool = False) -> CostProfile:
+    """A profile for an engine with this key. Short prompts are cheaper to compute, long ones cheaper to copy;
+    exchanged: the other way round, with the round trip's curve for prefill and half of prefill's each way."""
+    lengths = tuple(BLOCK_SIZE << i for i in range(10))
+    computing = [STEP_MS + TOKEN_MS * tokens + PAIR_MS * tokens * tokens for tokens in lengths]
+    copying = [COPY_MS + COPIED_TOKEN_MS * tokens for tokens in lengths]
+    if exchanged:
+        computing, copying = [2 * ms for ms in copying], [ms / 2 for ms in computing]
+    copy = Curve(lengths, tuple(round(ms, 4) for ms in copying))
+    return CostProfile(
+        gpu=key.gpu,
+        model=key.model,
+        revision=key.revision,
+        dtype=key.dtype,
+        kv_cache_dtype=key.kv_cache_dtype,
+        quantization=key.quantization,
+        tensor_parallel_size=key.tensor_parallel_size,
+        block_size=key.block_size,
+        max_num_batched_tokens=key.max_num_batched_tokens,
+        kv_bytes_per_token=1,
+        vllm_version=f"{key.vllm_minor}.0",
+        source="estimated",
+        measured_at="",
+        prefill=Curve(lengths, tuple(round(ms, 4) for ms in computing)),
+        swap_out=copy,
+        swap_in=copy,
+    ).checked()
+
+
+class VirtualEngine:
+    """One engine core without a model; each run has a scheduler of its own."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        from stream2llm_pod.engine.arguments import engine_arguments
+        from stream2llm_pod.engine.configuring import EngineSettings
+        from stream2llm_pod.engine.identifying import profile_key
+
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+            config = EngineArgs(
+                model=folder,
+                skip_tokenizer_init=True,
+                enforce_eager=True,
+                dtype="float32",
+                block_size=BLOCK_SIZE,
+                max_model_len=LONGEST_TOKENS,
+                max_num_batched_tokens=BUDGET_TOKENS,
+                max_num_seqs=SLOTS,
+                num_gpu_blocks_override=MOST_BLOCKS,
+                distributed_executor_backend=EXECUTOR,
+                **engine_arguments(EngineSettings(preemption="swap", swap_bytes=1), async_scheduling=False),
+            ).create_engine_config()
+            self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._core.full_kv_cache_config = self._core.scheduler.kv_cache_config
+        self.key = profile_key(config)
+
+    def run(self, streams: list[Arriving], preemption: str, profile: CostProfile) -> Outcome:
+        """One run; the hardware and, for `cost`, the scheduler's predictions are of the same profile."""
+        from stream2llm_pod.engine.configuring import EngineSettings
+        from stream2llm_pod.engine.simulation.driving import VirtualTime
+
+        core, document = self._core, json.loads(profile.to_json())
+        core.model_executor.use_profile(document)
+        start_s = core.model_executor.clock()
+        host_blocks = 2 * most_open_tokens(streams) // BLOCK_SIZE + len(streams)
+        settings = EngineSettings(
+            preemption=preemption, swap_bytes=host_blocks * block_bytes(core), cost_profile=document
+        )
+        blocks = blocks_for_a_third(streams, BLOCK_SIZE)
+        renew_scheduler(core, settings, blocks=blocks, clock=core.model_executor.clock)
+        replay = Replay(core, streams, core.model_executor.clock)
+        time = VirtualTime(core, replay.note)
+        for when_s, stream, number, tokens, last in replay.arrivals:
+            time.at(start_s + when_s, _sending(replay, stream, number, tokens, last))
+        time.run()
+        outcome = replay.end()
+        outcome.completion_s -= start_s
+        return outcome
+
+
+def _sending(replay: Replay, stream: str, number: int, tokens: int, last: bool) -> Callable[[], None]:
+    return lambda: replay.send(stream, number, tokens, last)
