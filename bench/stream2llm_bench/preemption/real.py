@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stream2llm.costprofile import CostProfile, Curve
 from stream2llm_bench.preemption.replaying import Outcome, Replay, block_bytes, renew_scheduler
@@ -55,7 +55,7 @@ def run_real(model: str, ways: Sequence[str], say: Say) -> RealRuns:
         streams = WORKLOAD.draw(0)
         for way in ways:
             say(f"real engine: {way}")
-            runs.outcomes[way] = _replay(core, streams, way, runs.profile)
+            runs.outcomes[way] = _replay(engine, streams, way, runs.profile)
         return runs
     finally:
         engine.close()
@@ -75,13 +75,14 @@ def _measure(engine: MeasuredEngine) -> CostProfile:
     )
 
 
-def _replay(core: Any, streams: list[Arriving], way: str, profile: CostProfile) -> Outcome:
+def _replay(engine: MeasuredEngine, streams: list[Arriving], way: str, profile: CostProfile) -> Outcome:
     import json
 
     from stream2llm_pod.engine.configuring import EngineSettings
 
-    block_size = int(core.vllm_config.cache_config.block_size)
-    host_blocks = most_open_tokens(streams) // block_size + len(streams)
+    core, block_size = engine.core, engine.block_size
+    # Enough for all of them, as far as the workers' pool goes.
+    host_blocks = min(most_open_tokens(streams) // block_size + len(streams), engine.host_tokens // block_size)
     settings = EngineSettings(
         preemption=way,
         swap_bytes=host_blocks * block_bytes(core),
