@@ -1,0 +1,1 @@
+"""The resource StreamingPrefill: its types, which are the one source of the CRD, and their documents."""

@@ -1,0 +1,112 @@
+"""The routers: their Deployment, Service, ServiceAccount and PodDisruptionBudget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stream2llm_operator.desired.engine import container_security, pod_security
+from stream2llm_operator.desired.merging import merged
+from stream2llm_operator.desired.naming import ROUTER_PORT, labels, metadata, router_name, router_selector
+from stream2llm_operator.desired.redis import redis_access
+from stream2llm_operator.pool import OperatorSettings, Pool
+
+RESOURCES = {"requests": {"cpu": "250m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+
+
+def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
+    """Routers share the tenants by leases, so one is replaced while the others work."""
+    redis = redis_access(pool)
+    container = {
+        "name": "router",
+        "image": settings.image_router,
+        "imagePullPolicy": settings.image_pull_policy,
+        "args": ["route", "--http", f"0.0.0.0:{ROUTER_PORT}", *redis.arguments],
+        "env": redis.env,
+        "ports": [{"name": "http", "containerPort": ROUTER_PORT, "protocol": "TCP"}],
+        "resources": merged(RESOURCES, dict(pool.spec.router.resources)),
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts],
+        # It is healthy while it reaches Redis. Restarting it would not bring Redis back, so liveness asks for less.
+        "readinessProbe": {
+            "httpGet": {"path": "/health", "port": "http"},
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+            "failureThreshold": 2,
+        },
+        "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 6},
+    }
+    pod: dict[str, Any] = {
+        "serviceAccountName": router_name(pool),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "terminationGracePeriodSeconds": 30,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": router_selector(pool)},
+            }
+        ],
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, *redis.volumes],
+    }
+    if settings.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
+    template = merged({"metadata": {"labels": {}}, "spec": pod}, dict(pool.spec.router.template))
+    template["metadata"]["labels"] = {
+        **(template["metadata"].get("labels") or {}),
+        **labels(pool, "router"),
+        **router_selector(pool),
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(pool, router_name(pool), "router"),
+        "spec": {
+            "replicas": pool.spec.router.replicas,
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": router_selector(pool)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": template,
+        },
+    }
+
+
+def service(pool: Pool) -> dict[str, Any]:
+    wanted = pool.spec.router.service
+    more = {"annotations": dict(wanted.annotations)} if wanted.annotations else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(pool, router_name(pool), "router", **more),
+        "spec": {
+            "type": wanted.type,
+            "selector": router_selector(pool),
+            "ports": [{"name": "http", "port": ROUTER_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def service_account(pool: Pool) -> dict[str, Any]:
+    """Without any rights, and without a token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(pool, router_name(pool), "router"),
+        "automountServiceAccountToken": False,
+    }
+
+
+def disruption_budget(pool: Pool) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(pool, router_name(pool), "router"),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": router_selector(pool)},
+        },
+    }
