@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 
 from stream2llm_operator.api import documents
+from stream2llm_operator.status.reasons import status_page
 
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = {
     "crds/stream2llm.io_streamingprefills.yaml": documents.crd_yaml,
     "docs/reference/streamingprefill.md": documents.reference_page,
+    "docs/reference/status.md": status_page,
 }
 
 

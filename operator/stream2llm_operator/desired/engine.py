@@ -9,7 +9,9 @@ from stream2llm_operator.desired.naming import USER_ID
 from stream2llm_operator.pool import OperatorSettings, Pool
 
 MODEL_PATH, CACHE_PATH, HOME_PATH = "/model", "/cache", "/home/stream2llm"
-_TAG_VERSION = re.compile(r"(?:^|[^0-9])v?(\d+\.\d+\.\d+)(?!\d)")
+_TAG_VERSION = re.compile(r"(?:^|[^0-9.])v?(\d+\.\d+\.\d+)(?!\d)")
+_VLLM_TAG_VERSION = re.compile(r"vllm[-_]?v?(\d+\.\d+\.\d+)(?!\d)")
+"""Where a tag names vLLM, its version counts and not the first one."""
 
 
 def image(pool: Pool, settings: OperatorSettings) -> str:
@@ -26,7 +28,7 @@ def engine_version(pool: Pool, settings: OperatorSettings) -> str:
     if not engine.image:
         return settings.engine_version
     tag = engine.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    found = _TAG_VERSION.search(tag)
+    found = _VLLM_TAG_VERSION.search(tag) or _TAG_VERSION.search(tag)
     return found[1] if found else ""
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from stream2llm.costprofile import CostProfile
 from stream2llm.costprofile.key import model_identity, vllm_minor
+from stream2llm_operator.api.crd import GROUP
 from stream2llm_operator.desired.engine import engine_arguments, engine_version, model_argument, pod_spec
 from stream2llm_operator.desired.merging import merged
 from stream2llm_operator.desired.naming import (
-    GROUP,
     PROFILE_KEY_LABEL,
     labels,
     metadata,
@@ -29,6 +29,8 @@ AUTO = "auto"
 MEASURING_MARGIN_S = 60
 """The pod's deadline lies this far behind the profiler's own, so that the profiler ends first and says what it has."""
 RERUN_ANNOTATION = f"{GROUP}/rerun-id"
+JOB_DIGEST_ANNOTATION = f"{GROUP}/job-digest"
+"""Of the pod template that the Job was made with: a Job cannot be changed, only replaced."""
 _FLAGS = {
     "kv_cache_dtype": ("--kv-cache-dtype", AUTO),
     "quantization": ("--quantization", AUTO),
@@ -145,7 +147,11 @@ def job(
     template = merged(template, dict(measure.job.template))
     marks = {**labels(pool, "profile"), PROFILE_KEY_LABEL: request.hash}
     template["metadata"]["labels"] = {**(template["metadata"].get("labels") or {}), **marks}
-    annotations = {RERUN_ANNOTATION: measure.rerun.id} if measure.rerun.id else {}
+    annotations = {
+        JOB_DIGEST_ANNOTATION: hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+    }
+    if measure.rerun.id:
+        annotations[RERUN_ANNOTATION] = measure.rerun.id
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -143,6 +143,8 @@ def _idle(spec: Spec) -> list[str]:
     found = []
     if spec.autoscaling is not None:
         found.append("autoscaling")
+    if spec.cost_profile.bundled is not None:
+        found.append("costProfile.bundled")
     if spec.router.auth is not None:
         found.append("router.auth")
     if spec.streams.idle_timeout_seconds != 120:

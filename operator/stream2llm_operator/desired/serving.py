@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from stream2llm_operator.api.crd import GROUP
 from stream2llm_operator.desired.engine import engine_arguments, model_argument, pod_spec
 from stream2llm_operator.desired.merging import merged
-from stream2llm_operator.desired.naming import GROUP, POD_PORT, labels, metadata, pods_selector
+from stream2llm_operator.desired.naming import POD_PORT, labels, metadata, pods_selector
 from stream2llm_operator.desired.redis import redis_access
 from stream2llm_operator.pool import OperatorSettings, Pool
 
@@ -30,19 +31,17 @@ class MountedProfile:
 def deployment(
     pool: Pool, settings: OperatorSettings, gpu_product: str | None, profile: MountedProfile | None
 ) -> dict[str, Any]:
-    """The Deployment of serving pods. Without a profile `cost` cannot decide, so they recompute until there is one."""
+    """The Deployment of serving pods."""
     spec = pool.spec
     redis = redis_access(pool)
-    preemption = spec.scheduling.preemption
-    if preemption == "cost" and profile is None:
-        preemption = "recompute"
+    preemption = effective_preemption(pool, profile)
     arguments = ["serve", "--model", model_argument(pool), *engine_arguments(pool)]
     arguments += ["--policy", spec.scheduling.policy, "--preemption", preemption]
     arguments += ["--max-wait-seconds", str(spec.scheduling.max_wait_seconds)]
     arguments += ["--max-open-streams", str(spec.streams.max_open_streams)]
     arguments += ["--drain-seconds", str(spec.drain.timeout_seconds), "--port", str(POD_PORT)]
-    if preemption != "recompute":
-        arguments += ["--swap-space", spec.engine.swap.cpu if spec.engine.swap is not None else "0"]
+    if preemption != "recompute" and spec.engine.swap is not None:
+        arguments += ["--swap-space", spec.engine.swap.cpu]
     mounts, volumes = list(redis.mounts), list(redis.volumes)
     annotations = {}
     if profile is not None and preemption == "cost":
@@ -102,6 +101,19 @@ def deployment(
             "template": template,
         },
     }
+
+
+def needs_profile(pool: Pool) -> bool:
+    """Whether anything is decided by a cost profile: `cost` has a choice only where there is a pool to swap to."""
+    return pool.spec.scheduling.preemption == "cost" and pool.spec.engine.swap is not None
+
+
+def effective_preemption(pool: Pool, profile: MountedProfile | None) -> str:
+    """What pods are told: without a pool to swap to, or until there is a profile to decide by, they recompute."""
+    wanted = pool.spec.scheduling.preemption
+    if pool.spec.engine.swap is None or (wanted == "cost" and profile is None):
+        return "recompute"
+    return wanted
 
 
 def _replicas(pool: Pool) -> int:

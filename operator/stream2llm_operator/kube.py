@@ -1,0 +1,124 @@
+"""The Kubernetes API as the operator uses it: few verbs on plain objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes.aio.client import ApiClient
+
+from stream2llm_operator.api.crd import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from stream2llm_operator.desired.naming import MANAGER
+
+REQUEST_TIMEOUT_S = 30.0
+_PLACES = {
+    KIND: (f"apis/{GROUP}/{VERSION}", PLURAL),
+    "ConfigMap": ("api/v1", "configmaps"),
+    "Deployment": ("apis/apps/v1", "deployments"),
+    "Event": ("api/v1", "events"),
+    "Job": ("apis/batch/v1", "jobs"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "Service": ("api/v1", "services"),
+    "ServiceAccount": ("api/v1", "serviceaccounts"),
+}
+
+
+class ApiError(Exception):
+    """An answer of the API server that is no success."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the object, or what a quota or policy says of it, is at fault: trying again at once is no use."""
+        return self.status in (400, 403, 422)
+
+
+class KubeApi:
+    """`apply` and `apply_status` are server-side applies under our own field manager: others' fields stay theirs."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self.writes = 0
+        """Requests that may change something, dry runs left out."""
+
+    async def apply(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Returns the object as it is then. Raises ApiError."""
+        metadata = manifest["metadata"]
+        query = {"fieldManager": MANAGER, "force": "true"}
+        if dry_run:
+            query["dryRun"] = "All"
+        path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
+        return await self._request("PATCH", path, manifest, query, content="application/apply-patch+yaml")
+
+    async def apply_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
+        """Raises ApiError; 409 if the resource is another one by now."""
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": status,
+        }
+        query = {"fieldManager": MANAGER, "force": "true"}
+        path = f"{_path(KIND, namespace, name)}/status"
+        await self._request("PATCH", path, body, query, content="application/apply-patch+yaml")
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """The object, or None. Raises ApiError."""
+        try:
+            return await self._request("GET", _path(kind, namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ApiError; 409 if there is one already."""
+        query = {"fieldManager": MANAGER}
+        return await self._request("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), manifest, query)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Exactly this object, with what it owns; one that is gone already is no error. Raises ApiError."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", _path(kind, namespace, name), body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> dict[str, Any]:
+        if method != "GET" and "dryRun" not in (query or {}):
+            self.writes += 1
+        request = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content},
+            body=dict(body) if body is not None else None,
+            auth_settings=["BearerToken"],
+        )
+        response = await self._client.call_api(*request, _request_timeout=REQUEST_TIMEOUT_S)
+        text: bytes = await response.read()  # type: ignore[no-untyped-call]
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = {"message": text.decode("utf-8", "replace")[:500]}
+        if not 200 <= int(response.status) < 300:
+            raise ApiError(response.status, str(answer.get("reason", "")), str(answer.get("message", "")))
+        return dict(answer)
+
+
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    group, plural = _PLACES[kind]
+    return f"/{group}/namespaces/{namespace}/{plural}{f'/{name}' if name else ''}"

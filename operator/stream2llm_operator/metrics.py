@@ -1,0 +1,51 @@
+"""The operator's own metrics, by Prometheus' rules."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from stream2llm_operator.status.reasons import REASONS
+from stream2llm_operator.viewing import Body
+
+
+class OperatorMetrics:
+    """Every series exists from the start."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.reconcile_seconds = Histogram(
+            "stream2llm_operator_reconcile_seconds",
+            "Time of one pass over a resource.",
+            registry=registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+        )
+        self.failures = Counter(
+            "stream2llm_operator_reconcile_failures", "Passes that will be tried again.", registry=registry
+        )
+        self._resources = Gauge(
+            "stream2llm_operator_resources",
+            "StreamingPrefills by the reason of their condition Ready.",
+            ["reason"],
+            registry=registry,
+        )
+        self._ready = Gauge(
+            "stream2llm_pool_ready_replicas", "Pods that take streams.", ["namespace", "pool"], registry=registry
+        )
+        for reason in REASONS:
+            self._resources.labels(reason).set(0)
+
+    def count(self, bodies: Iterable[Body]) -> None:
+        """Take the figures of all resources there are; those of others go."""
+        tally: Tally[str] = Tally()
+        self._ready.clear()
+        for body in bodies:
+            status = body.get("status") or {}
+            for condition in status.get("conditions") or ():
+                if condition["type"] == "Ready":
+                    tally[condition["reason"]] += 1
+            metadata = body["metadata"]
+            self._ready.labels(metadata["namespace"], metadata["name"]).set(status.get("readyReplicas", 0))
+        for reason in REASONS:
+            self._resources.labels(reason).set(tally[reason])

@@ -1,0 +1,404 @@
+"""One pass over one resource: read what is there, decide (pure), write what differs.
+
+Level-triggered: a pass knows nothing of the event that asked for it, may be repeated, cut short anywhere, or run late.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from stream2llm_operator.api.crd import API_VERSION, KIND
+from stream2llm_operator.desired import profiling
+from stream2llm_operator.desired.children import children
+from stream2llm_operator.desired.engine import engine_version
+from stream2llm_operator.desired.naming import (
+    MANAGER,
+    PROFILE_KEY_LABEL,
+    profile_config_map_name,
+    router_name,
+)
+from stream2llm_operator.desired.profiling import JOB_DIGEST_ANNOTATION, ProfileRequest, profile_request
+from stream2llm_operator.desired.refusing import refusals
+from stream2llm_operator.desired.serving import needs_profile
+from stream2llm_operator.discovering import discover, is_shared, products
+from stream2llm_operator.kube import ApiError, KubeApi
+from stream2llm_operator.pool import OperatorSettings, Pool
+from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide
+from stream2llm_operator.queueing import Key
+from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
+from stream2llm_operator.status.diagnosing import Finding
+from stream2llm_operator.status.reasons import READY, STALLED
+from stream2llm_operator.viewing import Body, View
+
+logger = logging.getLogger(__name__)
+
+STALLED_RETRY_S = 60.0
+"""What stands in a resource's way may be in an object that is not watched, such as a ConfigMap of the user's."""
+REFERENCE_RETRY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What was applied, and what the object looked like right after: while both hold there is nothing to write."""
+
+    wanted: str
+    found: str
+
+
+class Reconciler:
+    """Holds what was applied to spare repeated writes; losing it costs one write per child that changes nothing."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        view: View,
+        settings: OperatorSettings,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api, self._view, self._settings, self._now = api, view, settings, now
+        self._applied: dict[tuple[str, str, str], _Applied] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Returns in how many seconds to look again though nothing has happened; None for not before the resync.
+
+        Raises ApiError and OSError where the API server could not be used: try again later.
+        """
+        body = self._view.resource(key)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            self._forget(key)
+            return None
+        try:
+            pool = Pool.read(body)
+        except ValidationError as error:
+            await self._report_unreadable(body, error)
+            return STALLED_RETRY_S
+        return await self._reconcile(pool, body)
+
+    async def _reconcile(self, pool: Pool, body: Body) -> float | None:
+        previous = body.get("status") or {}
+        product, unknown = self._gpu_product(pool, previous)
+        request = profile_request(pool, self._settings, product)
+        if request is None and unknown is None:
+            unknown = Finding("EngineVersionUnknown", "the image's tag names no version of vLLM")
+        decision = await self._decide_profile(pool, request, unknown, product)
+        stalled: Finding | None = None
+        if found := refusals(pool.spec):
+            # What runs goes on running as it is: a mistake in an edit must not take the pool down.
+            stalled = Finding(found[0].reason, "; ".join(refusal.message for refusal in found))
+        else:
+            stalled = await self._apply_children(pool, decision, product)
+            if stalled is None:
+                stalled = await self._act_on_profile(pool, request, decision, product)
+        pods = self._workload(pool, pool.name, "pod")
+        result = verdicts(
+            pool,
+            stalled=stalled,
+            profiled=decision.verdict,
+            pods=pods,
+            routers=self._workload(pool, router_name(pool), "router"),
+            waiting_for_profile=not decision.may_start_pods,
+        )
+        wanted = status(
+            pool,
+            previous,
+            result,
+            now=_rfc3339(self._now()),
+            pods=pods,
+            engine_version=engine_version(pool, self._settings),
+            gpu_product=product,
+            profile=decision.in_use,
+        )
+        await self._write_status(pool, body, wanted, result[READY])
+        if stalled is not None:
+            return STALLED_RETRY_S
+        return REFERENCE_RETRY_S if pool.spec.cost_profile.config_map_ref is not None else None
+
+    # ------------------------------------------------------------------ facts
+    def _gpu_product(self, pool: Pool, previous: Mapping[str, Any]) -> tuple[str | None, Finding | None]:
+        """The node label's value, found once and then kept: nodes that come later must not move a running pool."""
+        if pool.spec.engine.device == "CPU":
+            return None, None
+        wanted = (pool.spec.gpu.product if pool.spec.gpu else None) or previous.get("gpuProduct")
+        nodes = self._view.nodes()
+        if nodes is None:
+            if wanted:
+                return wanted, None
+            return None, Finding("GPUProductUnknown", "this operator may not read nodes; set gpu.product")
+        available = products(nodes, pool.spec.gpu.resource_name if pool.spec.gpu else "nvidia.com/gpu")
+        found = wanted or discover(available)
+        if isinstance(found, Finding):
+            return None, found
+        if is_shared(found):
+            return found, Finding("SharedGPU", f"nodes with {found} share their GPUs")
+        return found, None
+
+    async def _decide_profile(
+        self, pool: Pool, request: ProfileRequest | None, unknown: Finding | None, product: str | None
+    ) -> ProfileDecision:
+        facts, digest = ProfileFacts(None), ""
+        reference = pool.spec.cost_profile.config_map_ref
+        if unknown is not None:
+            request = None
+        if request is not None and needs_profile(pool):
+            if reference is not None:
+                facts = ProfileFacts(await self._api.get("ConfigMap", pool.namespace, reference.name))
+            else:
+                facts = self._measuring_facts(pool, request)
+                made = profiling.job(pool, self._settings, product, request, [pool])
+                digest = made["metadata"]["annotations"][JOB_DIGEST_ANNOTATION]
+        return decide(pool, request, unknown, facts, job_digest=digest, now=self._now())
+
+    def _measuring_facts(self, pool: Pool, request: ProfileRequest) -> ProfileFacts:
+        jobs = [
+            job
+            for job in self._view.profile_jobs(pool.namespace)
+            if job["metadata"]["labels"].get(PROFILE_KEY_LABEL) == request.hash
+            and not job["metadata"].get("deletionTimestamp")
+        ]
+        job = min(jobs, key=lambda job: str(job["metadata"]["name"]), default=None)
+        return ProfileFacts(
+            self._view.child("ConfigMap", pool.namespace, profile_config_map_name(request.hash)),
+            job,
+            [
+                pod
+                for pod in self._view.profile_pods(pool.namespace, request.hash)
+                if job is not None and _is_owned_by(pod, job["metadata"]["uid"])
+            ],
+        )
+
+    def _workload(self, pool: Pool, name: str, component: str) -> Workload:
+        deployment = self._view.child("Deployment", pool.namespace, name)
+        if deployment is not None and not _is_owned_by(deployment, pool.uid):
+            deployment = None
+        return Workload(deployment, self._view.pods(pool.namespace, pool.name, component))
+
+    def _owners(self, pool: Pool, request: ProfileRequest) -> list[Pool]:
+        """All resources of the namespace that need this profile, this one first."""
+        others = []
+        for body in self._view.resources(pool.namespace):
+            if body["metadata"]["uid"] == pool.uid or body["metadata"].get("deletionTimestamp"):
+                continue
+            try:
+                other = Pool.read(body)
+            except ValidationError:
+                continue
+            product, unknown = self._gpu_product(other, body.get("status") or {})
+            if unknown is None and needs_profile(other) and other.spec.cost_profile.measure is not None:
+                theirs = profile_request(other, self._settings, product)
+                if theirs is not None and theirs.hash == request.hash:
+                    others.append(other)
+        return [pool, *sorted(others, key=lambda other: other.name)]
+
+    # ----------------------------------------------------------------- writes
+    async def _apply_children(self, pool: Pool, decision: ProfileDecision, product: str | None) -> Finding | None:
+        wanted = children(
+            pool,
+            self._settings,
+            gpu_product=product,
+            profile=decision.mounted,
+            start_pods=decision.may_start_pods or self._has_pods(pool),
+        )
+        due = []
+        for manifest in wanted:
+            found = self._view.child(manifest["kind"], pool.namespace, manifest["metadata"]["name"])
+            if found is not None and not _is_owned_by(found, pool.uid):
+                return _conflict(manifest)
+            if not self._is_applied(manifest, found):
+                due.append((manifest, found))
+        # All or nothing as far as that can be: a template that the API server refuses leaves everything as it was.
+        for manifest, _ in due:
+            if manifest["kind"] == "Deployment" and (refused := await self._refused(manifest)) is not None:
+                return refused
+        for manifest, found in due:
+            if found is None and (foreign := await self._foreign(pool, manifest)) is not None:
+                return foreign
+            try:
+                live = await self._api.apply(manifest)
+            except ApiError as error:
+                if error.is_refusal:
+                    return _rejected(manifest, error)
+                raise
+            logger.info("applied %s %s/%s", manifest["kind"], pool.namespace, manifest["metadata"]["name"])
+            self._applied[_identity(manifest)] = _Applied(_digest(manifest), _fingerprint(live))
+        return None
+
+    def _has_pods(self, pool: Pool) -> bool:
+        """Waiting for a profile is for the first start; pods that serve already follow the spec."""
+        return self._view.child("Deployment", pool.namespace, pool.name) is not None
+
+    async def _refused(self, manifest: Mapping[str, Any]) -> Finding | None:
+        try:
+            await self._api.apply(manifest, dry_run=True)
+        except ApiError as error:
+            if error.is_refusal:
+                return _rejected(manifest, error)
+            raise
+        return None
+
+    async def _foreign(self, pool: Pool, manifest: Mapping[str, Any]) -> Finding | None:
+        """Watches see only what carries our label, so before the first apply the API server is asked who is there."""
+        there = await self._api.get(manifest["kind"], pool.namespace, manifest["metadata"]["name"])
+        if there is None or _is_owned_by(there, pool.uid):
+            return None
+        return _conflict(manifest)
+
+    def _is_applied(self, manifest: Mapping[str, Any], found: Body | None) -> bool:
+        applied = self._applied.get(_identity(manifest))
+        return (
+            found is not None
+            and applied is not None
+            and applied.wanted == _digest(manifest)
+            and applied.found == _fingerprint(found)
+        )
+
+    async def _act_on_profile(
+        self, pool: Pool, request: ProfileRequest | None, decision: ProfileDecision, product: str | None
+    ) -> Finding | None:
+        if request is None:
+            return None
+        job = self._measuring_facts(pool, request).job
+        if decision.start_job:
+            manifest = profiling.job(pool, self._settings, product, request, self._owners(pool, request))
+            try:
+                await self._api.create(manifest)
+            except ApiError as error:
+                if error.is_refusal:
+                    return _rejected(manifest, error)
+                if error.status != 409:
+                    raise
+        elif decision.store is not None:
+            rerun_id = (job["metadata"].get("annotations") or {}).get(profiling.RERUN_ANNOTATION, "") if job else ""
+            owners = self._owners(pool, request)
+            await self._api.apply(profiling.config_map(pool, request, decision.store, owners, rerun_id))
+        elif decision.delete_job and job is not None:
+            metadata = job["metadata"]
+            await self._api.delete("Job", pool.namespace, metadata["name"], metadata["uid"])
+        elif decision.mounted is not None and pool.spec.cost_profile.measure is not None:
+            await self._share(pool, request)
+        return None
+
+    async def _share(self, pool: Pool, request: ProfileRequest) -> None:
+        """A resource that came later owns the profile too, so that it stays when the first one goes."""
+        kept = self._view.child("ConfigMap", pool.namespace, profile_config_map_name(request.hash))
+        if kept is None or _is_owned_by(kept, pool.uid):
+            return
+        owners = kept["metadata"].get("ownerReferences") or []
+        mine = {"apiVersion": API_VERSION, "kind": KIND, "name": pool.name, "uid": pool.uid}
+        await self._api.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {
+                    "name": kept["metadata"]["name"],
+                    "namespace": pool.namespace,
+                    "labels": dict(kept["metadata"]["labels"]),
+                    "annotations": dict(kept["metadata"].get("annotations") or {}),
+                    "ownerReferences": [*owners, mine],
+                },
+                "data": dict(kept.get("data") or {}),
+            }
+        )
+
+    # ----------------------------------------------------------------- status
+    async def _write_status(self, pool: Pool, body: Body, wanted: dict[str, Any], ready: Verdict) -> None:
+        previous = body.get("status") or {}
+        if previous == wanted:
+            return
+        await self._api.apply_status(pool.namespace, pool.name, pool.uid, wanted)
+        if _reason(previous) != ready.reason:
+            await self._tell(body, ready)
+
+    async def _report_unreadable(self, body: Body, error: ValidationError) -> None:
+        first = error.errors()[0]
+        field = ".".join(str(step) for step in first["loc"])
+        finding = Verdict(True, "SpecUnreadable", f"spec.{field}: {first['msg']}")
+        metadata = body["metadata"]
+        found = {STALLED: finding, READY: Verdict(False, finding.reason, finding.message)}
+        previous = body.get("status") or {}
+        generation = metadata.get("generation", 0)
+        wanted = {
+            **previous,
+            "observedGeneration": generation,
+            "conditions": conditions(generation, previous.get("conditions") or (), found, _rfc3339(self._now())),
+        }
+        if wanted != previous:
+            await self._api.apply_status(metadata["namespace"], metadata["name"], metadata["uid"], wanted)
+            await self._tell(body, found[READY])
+
+    async def _tell(self, body: Body, ready: Verdict) -> None:
+        """An event with the reason that Ready has now. Losing one loses nothing: the status has it."""
+        metadata, now = body["metadata"], self._now()
+        suffix = hashlib.sha256(f"{metadata['uid']}{ready.reason}{now.timestamp()}".encode()).hexdigest()[:12]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{suffix}", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "type": "Warning" if ready.holds is False else "Normal",
+            "reason": ready.reason,
+            "message": ready.message[:1000] or ready.reason,
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "firstTimestamp": _rfc3339(now),
+            "lastTimestamp": _rfc3339(now),
+            "count": 1,
+        }
+        try:
+            await self._api.create(event)
+        except (ApiError, OSError) as error:
+            logger.warning("no event for %s/%s: %s", metadata["namespace"], metadata["name"], error)
+
+    def _forget(self, key: Key) -> None:
+        namespace, name = key
+        names = (name, f"{name}-router")
+        for identity in [each for each in self._applied if each[1] == namespace and each[2] in names]:
+            del self._applied[identity]
+
+
+def _conflict(manifest: Mapping[str, Any]) -> Finding:
+    return Finding("NameConflict", f"{manifest['kind']} {manifest['metadata']['name']} belongs to somebody else")
+
+
+def _rejected(manifest: Mapping[str, Any], error: ApiError) -> Finding:
+    return Finding("TemplateRejected", f"{manifest['kind']} {manifest['metadata']['name']}: {error.message[:800]}")
+
+
+def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
+    return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _fingerprint(body: Body) -> str:
+    """Of everything that somebody may change by hand; not of what changes by itself."""
+    metadata = {name: body["metadata"].get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
+    rest = {name: value for name, value in body.items() if name not in ("metadata", "status", "kind", "apiVersion")}
+    return _digest({"metadata": metadata, **rest})
+
+
+def _is_owned_by(body: Body, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences") or ())
+
+
+def _reason(previous: Mapping[str, Any]) -> str:
+    return next((c["reason"] for c in previous.get("conditions") or () if c["type"] == READY), "")
+
+
+def _rfc3339(when: datetime) -> str:
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,182 @@
+"""The process: leadership, watches, workers, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp.web
+import kopf
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from stream2llm_operator.handling import make_registry, make_settings
+from stream2llm_operator.kube import ApiError, KubeApi
+from stream2llm_operator.metrics import OperatorMetrics
+from stream2llm_operator.pool import OperatorSettings
+from stream2llm_operator.queueing import WorkQueue
+from stream2llm_operator.reconciling import Reconciler
+from stream2llm_operator.viewing import IndexView
+
+logger = logging.getLogger(__name__)
+
+WORKERS = 4
+RESYNC_S = 600.0
+"""How often every resource is looked at though nothing has happened."""
+STUCK_S = 120.0
+"""Work that has been due for this long means that workers hang."""
+LEASE_S, RENEW_DEADLINE_S, RETRY_S = 15.0, 10.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """namespaces: those watched, empty for all; lease: namespace of the Lease, empty for no leader election."""
+
+    settings: OperatorSettings
+    namespaces: tuple[str, ...] = ()
+    lease_namespace: str = ""
+    identity: str = ""
+    health: tuple[str, int] = ("0.0.0.0", 8081)
+    metrics: tuple[str, int] = ("0.0.0.0", 8082)
+
+
+class OperatorProcess:
+    """One process of the operator, leading or standing by."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.registry = CollectorRegistry()
+        self.metrics = OperatorMetrics(self.registry)
+        self.queue = WorkQueue(now=time.monotonic)
+        self.reads_nodes = not options.namespaces
+        self.stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Until it is told to stop or has lost its lease."""
+        await config.load_config()  # type: ignore[no-untyped-call]
+        async with ApiClient() as client:
+            servers = [
+                await _serve(self.options.health, {"/healthz": self._healthz}),
+                await _serve(self.options.metrics, {"/metrics": self._metrics}),
+            ]
+            try:
+                if self.options.lease_namespace:
+                    await self._lead(client)
+                else:
+                    await self._operate(client)
+            finally:
+                for server in servers:
+                    await server.cleanup()
+
+    async def _lead(self, client: ApiClient) -> None:
+        lock = LeaseLock("stream2llm-operator", self.options.lease_namespace, self.options.identity, client)
+        election = LeaderElection(
+            Config(lock, LEASE_S, RENEW_DEADLINE_S, RETRY_S, lambda: self._operate(client), self._lost)
+        )
+        waiting, told = asyncio.create_task(election.run()), asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait((waiting, told), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (waiting, told):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+
+    async def _lost(self) -> None:
+        logger.error("the lease is lost; ending, so that nothing is written beside the new leader")
+        self.stop.set()
+
+    async def _operate(self, client: ApiClient) -> None:
+        api = KubeApi(client)
+        registry = make_registry(self.queue, reads_nodes=self.reads_nodes)
+
+        async def start(**indices: Any) -> None:
+            view = IndexView(indices, reads_nodes=self.reads_nodes)
+            reconciler = Reconciler(api, view, self.options.settings)
+            for _ in range(WORKERS):
+                self._tasks.append(asyncio.create_task(self._work(reconciler)))
+            self._tasks.append(asyncio.create_task(self._resync(indices)))
+
+        async def end(**_: Any) -> None:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.clear()
+
+        kopf.on.startup(registry=registry)(start)
+        kopf.on.cleanup(registry=registry)(end)
+        kopf.on.login(registry=registry)(_login)
+        await kopf.operator(
+            registry=registry,
+            settings=make_settings(),
+            namespaces=list(self.options.namespaces),
+            clusterwide=not self.options.namespaces,
+            stop_flag=self.stop,
+        )
+
+    async def _work(self, reconciler: Reconciler) -> None:
+        while True:
+            key = await self.queue.get()
+            failed, again_s = False, None
+            try:
+                with self.metrics.reconcile_seconds.time():
+                    again_s = await reconciler.reconcile(key)
+            except (ApiError, OSError, TimeoutError, aiohttp.ClientError) as error:
+                failed = True
+                logger.warning("%s/%s: %s; trying again", *key, error)
+            except Exception:
+                # A bug in one pass must not stop the others.
+                failed = True
+                logger.exception("%s/%s", *key)
+            if failed:
+                self.metrics.failures.inc()
+            self.queue.done(key, failed=failed, again_s=again_s)
+
+    async def _resync(self, indices: Any) -> None:
+        next_resync = time.monotonic() + RESYNC_S
+        while True:
+            await asyncio.sleep(10)
+            resources = indices["resources"]
+            keys = list(resources)
+            self.metrics.count([body for key in keys for body in resources[key]])
+            if time.monotonic() >= next_resync:
+                next_resync += RESYNC_S
+                for key in keys:
+                    self.queue.add(key)
+
+    async def _healthz(self, _: aiohttp.web.Request) -> aiohttp.web.Response:
+        lag_s = self.queue.lag_s()
+        dead = [task for task in self._tasks if task.done()]
+        if lag_s > STUCK_S or dead:
+            return aiohttp.web.Response(status=503, text=f"work has waited {lag_s:.0f} s; {len(dead)} tasks ended\n")
+        return aiohttp.web.Response(text="ok\n")
+
+    async def _metrics(self, _: aiohttp.web.Request) -> aiohttp.web.Response:
+        return aiohttp.web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+
+Handler = Callable[[aiohttp.web.Request], Any]
+
+
+async def _serve(address: tuple[str, int], paths: dict[str, Handler]) -> aiohttp.web.AppRunner:
+    app = aiohttp.web.Application()
+    for path, handler in paths.items():
+        app.router.add_get(path, handler)
+    runner = aiohttp.web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await aiohttp.web.TCPSite(runner, *address).start()
+    return runner

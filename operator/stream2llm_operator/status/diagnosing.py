@@ -1,0 +1,79 @@
+"""What is wrong with pods, from their status, in one reason: the one that explains most. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_MESSAGE_CHARS = 600
+_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_CONFIG = ("CreateContainerConfigError", "CreateContainerError")
+# From what a person must do something about to what time may heal.
+_RANK = (
+    "ImagePullFailed",
+    "ReferenceMissing",
+    "OutOfMemory",
+    "CrashLoop",
+    "NoGPUNode",
+    "Unschedulable",
+    "WaitingForGPU",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A reason (`status.reasons`) and what to tell a person."""
+
+    reason: str
+    message: str
+
+
+def diagnose(pods: Iterable[Mapping[str, Any]], gpu_resource: str = "nvidia.com/gpu") -> Finding | None:
+    """The most telling trouble among these pods; None where there is none, or only time is needed.
+
+    Pods that are being deleted do not count: they are on their way out.
+    """
+    found = [
+        finding
+        for pod in pods
+        if not pod["metadata"].get("deletionTimestamp")
+        for finding in _findings(pod, gpu_resource)
+    ]
+    return min(found, key=lambda finding: _RANK.index(finding.reason), default=None)
+
+
+def _findings(pod: Mapping[str, Any], gpu_resource: str) -> Iterator[Finding]:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield _unschedulable(name, str(condition.get("message", "")), gpu_resource)
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason", ""), str(waiting.get("message", ""))
+        where = f"pod {name}, container {container['name']}"
+        ended = (
+            (container.get("lastState") or {}).get("terminated")
+            or (container.get("state") or {}).get("terminated")
+            or {}
+        )
+        if reason in _PULL:
+            yield Finding("ImagePullFailed", _cut(f"{where}: {container.get('image', '')}: {message or reason}"))
+        elif reason in _CONFIG:
+            yield Finding("ReferenceMissing", _cut(f"{where}: {message or reason}"))
+        elif ended.get("reason") == "OOMKilled" and not container.get("ready"):
+            yield Finding("OutOfMemory", f"{where} was killed for its memory limit")
+        elif reason == "CrashLoopBackOff":
+            words = str(ended.get("message", "")).strip() or f"exit status {ended.get('exitCode', 'unknown')}"
+            yield Finding("CrashLoop", _cut(f"{where}, {container.get('restartCount', 0)} restarts: {words}"))
+
+
+def _unschedulable(name: str, message: str, gpu_resource: str) -> Finding:
+    if f"Insufficient {gpu_resource}" in message:
+        return Finding("WaitingForGPU", _cut(f"pod {name}: {message}"))
+    return Finding("Unschedulable", _cut(f"pod {name}: {message}"))
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE_CHARS else line[: MAX_MESSAGE_CHARS - 1] + "…"

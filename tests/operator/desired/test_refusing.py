@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from scenarios import FULL, MINIMAL
+
+from stream2llm_operator.api.spec import Spec
+from stream2llm_operator.desired.refusing import OWNED_FLAGS, POLICIES, refusals
+from stream2llm_pod.scheduling.policies import POLICIES as POD_POLICIES
+from stream2llm_pod.serving.command import OWNED_FLAGS as POD_OWNED_FLAGS
+
+
+def refused(**changes: dict[str, Any]) -> list[tuple[str, str]]:
+    spec = copy.deepcopy(MINIMAL)
+    for name, change in changes.items():
+        spec[name] = {**spec.get(name, {}), **change}
+    return [(refusal.reason, refusal.message) for refusal in refusals(Spec.model_validate(spec))]
+
+
+def test_scenarios_are_carried_out() -> None:
+    assert refusals(Spec.model_validate(MINIMAL)) == []
+    assert refusals(Spec.model_validate(FULL)) == []
+
+
+def test_unknown_policy_names_those_that_there_are() -> None:
+    assert refused(scheduling={"policy": "lru"}) == [
+        (
+            "UnknownPolicy",
+            "scheduling.policy 'lru' is not one of default, fcfs, lcas, lcas-oldest, mcps, srpf",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "field"),
+    [
+        ("--dtype=half", "is set by model.dtype"),
+        ("--max_model_len=4096", "is set by model.maxLengthTokens"),
+        ("-tp", "is set by engine.parallelism.tensor"),
+        ("-tp=2", "is set by engine.parallelism.tensor"),
+        ("--kv-transfer-config", "is set by the operator"),
+        ("--port", "is set by the operator"),
+    ],
+)
+def test_flags_of_typed_fields_are_refused(argument: str, field: str) -> None:
+    ((reason, message),) = refused(engine={"extraArgs": ["--seed=1", argument]})
+    assert reason == "ExtraArgConflict"
+    assert message.startswith("engine.extraArgs: ")
+    assert message.endswith(field)
+
+
+def test_flags_of_vllm_alone_are_taken() -> None:
+    assert refused(engine={"extraArgs": ["--kv-cache-dtype", "fp8", "--seed=1"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({"spec": {"containers": [{"name": "engine", "args": []}]}}, "template: container engine must not set args"),
+        ({"kind": "Pod"}, "template: kind is no part of a pod template; metadata and spec are"),
+        ({"spec": []}, "template.spec must be an object"),
+    ],
+)
+def test_templates_must_leave_what_the_operator_sets(template: dict[str, Any], message: str) -> None:
+    assert refused(template=template) == [("TemplateConflict", message)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"autoscaling": {"maxReplicas": 4}}, "autoscaling"),
+        ({"costProfile": {"bundled": {}}}, "costProfile.bundled"),
+        ({"router": {"auth": {"tokensSecretRef": {"name": "a", "key": "b"}}}}, "router.auth"),
+        ({"streams": {"idleTimeoutSeconds": 60}}, "streams.idleTimeoutSeconds"),
+        ({"streams": {"maxChunk": "2Mi"}}, "streams.maxChunk"),
+        ({"streams": {"tenants": [{"name": "team-a"}]}}, "streams.tenants"),
+    ],
+)
+def test_a_field_without_effect_is_refused_and_not_ignored(changes: dict[str, Any], field: str) -> None:
+    assert refused(**changes) == [("UnsupportedField", f"{field} has no effect in this version; take it out")]
+
+
+def test_operator_and_pod_agree() -> None:
+    """The operator cannot import the pod, so it has lists of its own."""
+    assert set(POD_OWNED_FLAGS) <= set(OWNED_FLAGS)
+    assert set(POLICIES) == set(POD_POLICIES)
