@@ -1,7 +1,7 @@
 # Everything a checkout can do. `make` alone lists it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-long chaos lint images images-pod docs lock clean
+.PHONY: help setup demo test test-fast test-long chaos lint images images-pod docs generate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ images-pod: ## build the pod's image on the CPU base (some minutes, 7 GB) and ru
 
 docs: setup ## check that the documentation's links lead somewhere
 	@.venv/bin/python tools/check_links.py
+
+generate: setup ## write the CRD and the reference pages again from the operator's types
+	@.venv/bin/python tools/generate.py
 
 lock: ## resolve requirements/*.lock again (ARGS=--upgrade for newer versions, ARGS='-P NAME' for one)
 	@tools/lock.sh $(ARGS)

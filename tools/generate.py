@@ -9,6 +9,8 @@ from stream2llm_operator.status.reasons import status_page
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = {
     "crds/stream2llm.io_streamingprefills.yaml": documents.crd_yaml,
+    # Helm reads nothing outside its chart, so the chart has a copy.
+    "helm/stream2llm/files/stream2llm.io_streamingprefills.yaml": documents.crd_yaml,
     "docs/reference/streamingprefill.md": documents.reference_page,
     "docs/reference/status.md": status_page,
 }

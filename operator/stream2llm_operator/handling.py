@@ -36,6 +36,8 @@ def make_settings() -> kopf.OperatorSettings:
     # We write our own events; kopf's are log lines.
     settings.posting.enabled = False
     settings.peering.standalone = True
+    # The kinds are known; looking for new ones needs the right to read all CRDs and namespaces.
+    settings.scanning.disabled = True
     for resource in (*CHILDREN, PODS):
         settings.watching.label_selectors[resource] = SELECTOR
     return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubernetes.aio.client import ApiClient
@@ -41,10 +41,9 @@ class ApiError(Exception):
 class KubeApi:
     """`apply` and `apply_status` are server-side applies under our own field manager: others' fields stay theirs."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-        self.writes = 0
-        """Requests that may change something, dry runs left out."""
+    def __init__(self, client: ApiClient, on_write: Callable[[], None] = lambda: None) -> None:
+        """on_write: called for each request that may change something; not for dry runs."""
+        self._client, self._on_write = client, on_write
 
     async def apply(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Returns the object as it is then. Raises ApiError."""
@@ -99,7 +98,7 @@ class KubeApi:
         content: str = "application/json",
     ) -> dict[str, Any]:
         if method != "GET" and "dryRun" not in (query or {}):
-            self.writes += 1
+            self._on_write()
         request = await self._client.param_serialize(
             method,
             path,

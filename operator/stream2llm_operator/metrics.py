@@ -24,6 +24,11 @@ class OperatorMetrics:
         self.failures = Counter(
             "stream2llm_operator_reconcile_failures", "Passes that will be tried again.", registry=registry
         )
+        self.writes = Counter(
+            "stream2llm_operator_writes",
+            "Requests to the API server that may change something. None while everything is as it should be.",
+            registry=registry,
+        )
         self._resources = Gauge(
             "stream2llm_operator_resources",
             "StreamingPrefills by the reason of their condition Ready.",

@@ -97,7 +97,7 @@ class OperatorProcess:
         self.stop.set()
 
     async def _operate(self, client: ApiClient) -> None:
-        api = KubeApi(client)
+        api = KubeApi(client, self.metrics.writes.inc)
         registry = make_registry(self.queue, reads_nodes=self.reads_nodes)
 
         async def start(**indices: Any) -> None:

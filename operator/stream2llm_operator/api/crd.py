@@ -52,6 +52,8 @@ def crd() -> dict[str, Any]:
         "metadata": {
             "name": f"{PLURAL}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "stream2llm", "app.kubernetes.io/component": "crd"},
+            # Uninstalling the chart must not delete all pools of the cluster.
+            "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {
             "group": GROUP,

@@ -41,7 +41,6 @@ OWNED_FLAGS: dict[str, str] = {
     "--uds": "",
     "--advertise-url": "",
     "--scheduler-cls": "",
-    "--kv-transfer-config": "",
     "--scheduling-policy": "",
     "--scheduler-reserve-full-isl": "",
     "--no-scheduler-reserve-full-isl": "",

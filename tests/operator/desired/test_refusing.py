@@ -40,7 +40,7 @@ def test_unknown_policy_names_those_that_there_are() -> None:
         ("--max_model_len=4096", "is set by model.maxLengthTokens"),
         ("-tp", "is set by engine.parallelism.tensor"),
         ("-tp=2", "is set by engine.parallelism.tensor"),
-        ("--kv-transfer-config", "is set by the operator"),
+        ("--scheduler-cls", "is set by the operator"),
         ("--port", "is set by the operator"),
     ],
 )

@@ -1,0 +1,279 @@
+"""The operator against a real API server. What a node would do to pods and Jobs is written by the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operator_process import RunningOperator, wait_for
+from profiles import profile_text
+
+pytestmark = pytest.mark.kubernetes
+
+CHILDREN = {
+    *("ServiceAccount/pool", "ServiceAccount/pool-router", "NetworkPolicy/pool", "NetworkPolicy/pool-router"),
+    *("Service/pool", "Service/pool-router", "PodDisruptionBudget/pool", "PodDisruptionBudget/pool-router"),
+    *("Deployment/pool", "Deployment/pool-router"),
+}
+KINDS = "serviceaccounts,networkpolicies,services,poddisruptionbudgets,deployments,jobs,configmaps"
+MANAGED = ("-l", "app.kubernetes.io/managed-by=stream2llm-operator")
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    with RunningOperator(control_plane.kubeconfig, log) as running:
+        wait_for("the operator answers", running.healthy)
+        yield running
+        assert "Traceback" not in log.read_text()
+
+
+def children(cluster: Any) -> set[str]:
+    items = json.loads(cluster.kubectl("get", KINDS, *MANAGED, "-o", "json"))["items"]
+    return {f"{item['kind']}/{item['metadata']['name']}" for item in items}
+
+
+def get(cluster: Any, kind: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "-o", "json"))
+    return found
+
+
+def condition(cluster: Any, kind: str, name: str = "pool") -> tuple[str, str, str]:
+    for each in get(cluster, "spf", name).get("status", {}).get("conditions", ()):
+        if each["type"] == kind:
+            return each["status"], each["reason"], each["message"]
+    return "", "", ""
+
+
+def make_ready(cluster: Any, name: str) -> None:
+    """What the deployment controller and the kubelets would report."""
+    wanted = get(cluster, "deployment", name)
+    count = wanted["spec"]["replicas"]
+    status = {"observedGeneration": wanted["metadata"]["generation"], "replicas": count}
+    status |= {"readyReplicas": count, "updatedReplicas": count, "availableReplicas": count}
+    cluster.kubectl(
+        "patch", "deployment", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
+    )
+
+
+def serving(cluster: Any, minimal: dict[str, Any], **changes: Any) -> None:
+    cluster.create({**minimal, **changes})
+    wait_for("all children", lambda: children(cluster) >= CHILDREN)
+    for name in ("pool", "pool-router"):
+        make_ready(cluster, name)
+    wait_for("Ready", lambda: condition(cluster, "Ready")[0] == "True")
+
+
+def settled(operator: RunningOperator) -> float:
+    """The number of writes once none has been added for two seconds."""
+    import time
+
+    before, since = operator.metric("stream2llm_operator_writes_total"), time.monotonic()
+    while time.monotonic() - since < 2:
+        time.sleep(0.2)
+        if (now := operator.metric("stream2llm_operator_writes_total")) != before:
+            before, since = now, time.monotonic()
+    return before
+
+
+def test_from_created_to_ready(cluster: Any, operator: RunningOperator, minimal: dict[str, Any]) -> None:
+    cluster.create(minimal)
+    wait_for("all children", lambda: children(cluster) == CHILDREN)
+    assert condition(cluster, "Ready")[1] in ("", "Pending", "Starting", "RollingOut")
+    make_ready(cluster, "pool-router")
+    make_ready(cluster, "pool")
+    cluster.kubectl("wait", "--for=condition=Ready", "--timeout=30s", "spf/pool")
+    stored = get(cluster, "spf", "pool")
+    assert stored["status"]["readyReplicas"] == 1
+    assert stored["status"]["observedGeneration"] == stored["metadata"]["generation"]
+    assert stored["status"]["ingressKeyPrefix"] == f"s2l:{{{cluster.namespace}/pool}}"
+    assert "finalizers" not in stored["metadata"]
+    assert "annotations" not in stored["metadata"]
+    events = json.loads(cluster.kubectl("get", "events", "-o", "json"))["items"]
+    assert ("Normal", "Serving") in {(event["type"], event["reason"]) for event in events}
+
+
+def test_nothing_is_written_while_everything_is_as_it_should_be(
+    cluster: Any, operator: RunningOperator, minimal: dict[str, Any]
+) -> None:
+    serving(cluster, minimal)
+    before = settled(operator)
+    # Passes happen, since a child's label is touched and put back; they have nothing to write but the repair.
+    cluster.kubectl("annotate", "spf", "pool", "somebody=elses")
+    assert settled(operator) == before
+
+
+def test_drift_is_repaired(cluster: Any, operator: RunningOperator, minimal: dict[str, Any]) -> None:
+    serving(cluster, minimal)
+    cluster.kubectl("scale", "deployment", "pool", "--replicas=7")
+    wait_for("replicas are put back", lambda: get(cluster, "deployment", "pool")["spec"]["replicas"] == 1)
+    cluster.kubectl("delete", "service", "pool-router", "--wait=false")
+    wait_for("the Service is back", lambda: "Service/pool-router" in children(cluster))
+    cluster.kubectl("label", "networkpolicy", "pool", "stream2llm.io/pool-", "--overwrite")
+    wait_for(
+        "the label is back",
+        lambda: get(cluster, "networkpolicy", "pool")["metadata"]["labels"].get("stream2llm.io/pool") == "pool",
+    )
+
+
+def test_fields_of_others_are_left_alone(cluster: Any, operator: RunningOperator, minimal: dict[str, Any]) -> None:
+    serving(cluster, minimal)
+    cluster.kubectl("annotate", "deployment", "pool", "team=search")
+    cluster.patch({"spec": {"replicas": 2}})
+    wait_for("two replicas", lambda: get(cluster, "deployment", "pool")["spec"]["replicas"] == 2)
+    assert get(cluster, "deployment", "pool")["metadata"]["annotations"]["team"] == "search"
+
+
+def test_kubectl_scale_reaches_the_pods(cluster: Any, operator: RunningOperator, minimal: dict[str, Any]) -> None:
+    serving(cluster, minimal)
+    cluster.kubectl("scale", "spf/pool", "--replicas=3")
+    wait_for("three replicas", lambda: get(cluster, "deployment", "pool")["spec"]["replicas"] == 3)
+    assert get(cluster, "spf", "pool")["status"]["selector"] == "stream2llm.io/pods=pool"
+
+
+def test_an_object_of_somebody_else_is_never_touched(
+    cluster: Any, operator: RunningOperator, minimal: dict[str, Any]
+) -> None:
+    cluster.kubectl("create", "service", "clusterip", "pool", "--tcp=80")
+    before = get(cluster, "service", "pool")
+    cluster.create(minimal)
+    wait_for("NameConflict", lambda: condition(cluster, "Ready")[1] == "NameConflict")
+    assert condition(cluster, "Stalled") == ("True", "NameConflict", "Service pool belongs to somebody else")
+    assert get(cluster, "service", "pool") == before
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("policy", {"scheduling": {"policy": "lru"}}, "UnknownPolicy", "'lru' is not one of"),
+    ("flag", {"engine": {"extraArgs": ["--dtype=half"]}}, "ExtraArgConflict", "is set by model.dtype"),
+    (
+        "template that the API server refuses",
+        {"template": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"memory": "lots"}}}]}}},
+        "TemplateRejected",
+        "Deployment pool",
+    ),
+    (
+        "unknown field in a template",
+        {"template": {"spec": {"nodeSelektor": {"a": "b"}}}},
+        "TemplateRejected",
+        "nodeSelektor",
+    ),
+    ("field without effect", {"autoscaling": {"maxReplicas": 4}}, "UnsupportedField", "autoscaling"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES]
+)
+def test_a_mistake_has_its_reason_leaves_the_pool_running_and_heals(
+    cluster: Any, operator: RunningOperator, minimal: dict[str, Any], change: dict[str, Any], reason: str, words: str
+) -> None:
+    serving(cluster, minimal)
+    generation = get(cluster, "deployment", "pool")["metadata"]["generation"]
+    cluster.patch({"spec": change})
+    wait_for(reason, lambda: condition(cluster, "Ready")[1] == reason)
+    assert words in condition(cluster, "Stalled")[2]
+    assert get(cluster, "deployment", "pool")["metadata"]["generation"] == generation
+    cluster.patch({"spec": dict.fromkeys(change)})
+    wait_for("Ready again", lambda: condition(cluster, "Ready")[0] == "True")
+
+
+def test_profile_is_measured_kept_and_used(cluster: Any, operator: RunningOperator, minimal: dict[str, Any]) -> None:
+    wanted = {**minimal, "gpu": {"product": "NVIDIA-H200"}, "engine": {"swap": {"cpu": "64Gi"}}}
+    wanted["costProfile"] = {"measure": {"whileMissing": "Wait"}}
+    cluster.create(wanted)
+    wait_for("the Job", lambda: any(name.startswith("Job/pool-profile-") for name in children(cluster)))
+    assert "Deployment/pool" not in children(cluster)
+    wait_for("waiting", lambda: condition(cluster, "PodsReady")[1] == "WaitingForProfile")
+    (job,) = json.loads(cluster.kubectl("get", "jobs", "-o", "json"))["items"]
+    finish(cluster, job, profile_text())
+    wait_for("the Deployment", lambda: "Deployment/pool" in children(cluster))
+    assert condition(cluster, "Profiled")[:2] == ("True", "Measured")
+    container = get(cluster, "deployment", "pool")["spec"]["template"]["spec"]["containers"][0]
+    assert "--cost-profile" in container["args"]
+    assert get(cluster, "spf", "pool")["status"]["costProfile"]["source"] == "measured"
+    wait_for("the Job is cleared away", lambda: not any(name.startswith("Job/") for name in children(cluster)))
+
+
+def test_failed_profiling_says_why_and_the_pods_serve_without(
+    cluster: Any, operator: RunningOperator, minimal: dict[str, Any]
+) -> None:
+    wanted = {**minimal, "gpu": {"product": "NVIDIA-H200"}, "engine": {"swap": {"cpu": "64Gi"}}}
+    cluster.create(wanted)
+    wait_for("the Job", lambda: any(name.startswith("Job/") for name in children(cluster)))
+    (job,) = json.loads(cluster.kubectl("get", "jobs", "-o", "json"))["items"]
+    finish(cluster, job, "no room for the KV cache", failed=True)
+    wait_for("ProfilingFailed", lambda: condition(cluster, "Profiled")[1] == "ProfilingFailed")
+    assert condition(cluster, "Profiled")[2] == "no room for the KV cache"
+    wait_for("pods without a profile", lambda: "Deployment/pool" in children(cluster))
+    container = get(cluster, "deployment", "pool")["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][container["args"].index("--preemption") + 1] == "recompute"
+    cluster.patch({"spec": {"costProfile": {"measure": {"rerun": {"id": "again"}}}}})
+    wait_for("another Job", lambda: jobs(cluster) not in ([], [job["metadata"]["uid"]]))
+
+
+def jobs(cluster: Any) -> list[str]:
+    items = json.loads(cluster.kubectl("get", "jobs", "-o", "json"))["items"]
+    return [item["metadata"]["uid"] for item in items if "deletionTimestamp" not in item["metadata"]]
+
+
+def finish(cluster: Any, job: dict[str, Any], message: str, *, failed: bool = False) -> None:
+    """What the Job controller and a kubelet would do: a pod that has ended, then the Job's condition."""
+    template = job["spec"]["template"]
+    name = f"{job['metadata']['name']}-x"
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": job["metadata"]["uid"]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": template["metadata"]["labels"], "ownerReferences": [owner]},
+        "spec": template["spec"],
+    }
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+    ended = {"exitCode": 1 if failed else 0, "reason": "Error" if failed else "Completed", "message": message}
+    container = {"name": "profile", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    container["state"] = {"terminated": ended}
+    status = {"phase": "Failed" if failed else "Succeeded", "containerStatuses": [container]}
+    cluster.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    now = "2026-11-30T00:00:00Z"
+    kinds = ("FailureTarget", "Failed") if failed else ("SuccessCriteriaMet", "Complete")
+    conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds]
+    status = {"conditions": conditions, "startTime": now, "uncountedTerminatedPods": {}}
+    if not failed:
+        status |= {"completionTime": now, "succeeded": 1}
+    cluster.kubectl(
+        *("patch", "job", job["metadata"]["name"], "--subresource=status", "--type=merge"),
+        *("-p", json.dumps({"status": status})),
+    )
+
+
+def test_killed_in_the_middle_it_goes_on_from_what_is_there(
+    cluster: Any, control_plane: Any, minimal: dict[str, Any], tmp_path: Path
+) -> None:
+    """Killed at several points of a first reconcile, each time with some children made and others not."""
+    arguments = ("--namespaces", cluster.namespace)
+    with RunningOperator(control_plane.kubeconfig, tmp_path / "log", *arguments) as running:
+        for count in (1, 4, 8):
+            cluster.create(minimal, f"pool-{count}")
+            wait_for("some children", lambda count=count: len(children(cluster)) >= count)
+            running.kill()
+            running.start()
+        wanted = {name.replace("pool", f"pool-{count}") for count in (1, 4, 8) for name in CHILDREN}
+        wait_for("all children", lambda: children(cluster) == wanted)
+        assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_the_standby_takes_over(cluster: Any, control_plane: Any, minimal: dict[str, Any], tmp_path: Path) -> None:
+    arguments = ("--namespaces", cluster.namespace, "--lease-namespace", cluster.namespace)
+    with RunningOperator(control_plane.kubeconfig, tmp_path / "first", *arguments) as first:
+        cluster.create(minimal, "one")
+        wait_for("the first acts", lambda: len(children(cluster)) == len(CHILDREN))
+        with RunningOperator(control_plane.kubeconfig, tmp_path / "second", *arguments) as second:
+            wait_for("the second is up", second.healthy)
+            cluster.create(minimal, "two")
+            wait_for("the first acts", lambda: len(children(cluster)) == 2 * len(CHILDREN))
+            assert second.metric("stream2llm_operator_writes_total") == 0
+            first.kill()
+            cluster.create(minimal, "three")
+            wait_for("the second acts", lambda: len(children(cluster)) == 3 * len(CHILDREN), 90)
