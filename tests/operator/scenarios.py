@@ -68,6 +68,7 @@ FULL: dict[str, Any] = {
         "replicas": 3,
         "resources": {"limits": {"memory": "1Gi"}},
         "template": {"metadata": {"annotations": {"team": "search"}}},
+        "auth": {"tokensSecretRef": {"name": "tokens", "key": "digests"}},
         "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
     },
     "replicas": 4,

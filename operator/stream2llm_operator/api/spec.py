@@ -325,10 +325,10 @@ class RouterService(Part):
 
 
 class RouterAuth(Part):
-    """Who may use the routers' HTTP interface."""
+    """Who may use the routers' HTTP interface, besides those whose token `stream2llm tenant token` put into Redis."""
 
     tokens_secret_ref: SecretKey
-    """Tenants' tokens, as `stream2llm tenant token` writes them."""
+    """Digests of tokens: lines TENANT:SHA256."""
 
 
 class Router(Part):
@@ -343,7 +343,7 @@ class Router(Part):
     service: RouterService = Field(default=RouterService())
     """The Service in front of the routers."""
     auth: RouterAuth | None = None
-    """Who may use the HTTP interface. Absent: whoever reaches it."""
+    """Further tokens for the HTTP interface, besides those in Redis (`stream2llm tenant token`)."""
 
 
 # ---------------------------------------------------------------- autoscaling

@@ -144,8 +144,6 @@ def _idle(spec: Spec) -> list[str]:
         found.append("autoscaling")
     if spec.cost_profile.bundled is not None:
         found.append("costProfile.bundled")
-    if spec.router.auth is not None:
-        found.append("router.auth")
     if spec.streams.idle_timeout_seconds != 120:
         found.append("streams.idleTimeoutSeconds")
     if spec.streams.max_chunk != "1Mi":

@@ -10,22 +10,32 @@ from stream2llm_operator.desired.naming import ROUTER_PORT, labels, metadata, ro
 from stream2llm_operator.desired.redis import redis_access
 from stream2llm_operator.pool import OperatorSettings, Pool
 
+TOKENS_PATH = "/etc/stream2llm/tokens"
 RESOURCES = {"requests": {"cpu": "250m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
 
 def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
     """Routers share the tenants by leases, so one is replaced while the others work."""
     redis = redis_access(pool)
+    arguments = ["route", "--http", f"0.0.0.0:{ROUTER_PORT}", *redis.arguments]
+    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts]
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}, *redis.volumes]
+    if pool.spec.router.auth is not None:
+        secret = pool.spec.router.auth.tokens_secret_ref
+        items = [{"key": secret.key, "path": "tokens"}]
+        volumes.append({"name": "tokens", "secret": {"secretName": secret.name, "items": items}})
+        mounts.append({"name": "tokens", "mountPath": TOKENS_PATH, "readOnly": True})
+        arguments += ["--http-tokens-file", f"{TOKENS_PATH}/tokens"]
     container = {
         "name": "router",
         "image": settings.image_router,
         "imagePullPolicy": settings.image_pull_policy,
-        "args": ["route", "--http", f"0.0.0.0:{ROUTER_PORT}", *redis.arguments],
+        "args": arguments,
         "env": redis.env,
         "ports": [{"name": "http", "containerPort": ROUTER_PORT, "protocol": "TCP"}],
         "resources": merged(RESOURCES, dict(pool.spec.router.resources)),
         "securityContext": container_security(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts],
+        "volumeMounts": mounts,
         # It is healthy while it reaches Redis. Restarting it would not bring Redis back, so liveness asks for less.
         "readinessProbe": {
             "httpGet": {"path": "/health", "port": "http"},
@@ -50,7 +60,7 @@ def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
             }
         ],
         "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *redis.volumes],
+        "volumes": volumes,
     }
     if settings.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]

@@ -72,7 +72,6 @@ def test_templates_must_leave_what_the_operator_sets(template: dict[str, Any], m
     [
         ({"autoscaling": {"maxReplicas": 4}}, "autoscaling"),
         ({"costProfile": {"bundled": {}}}, "costProfile.bundled"),
-        ({"router": {"auth": {"tokensSecretRef": {"name": "a", "key": "b"}}}}, "router.auth"),
         ({"streams": {"idleTimeoutSeconds": 60}}, "streams.idleTimeoutSeconds"),
         ({"streams": {"maxChunk": "2Mi"}}, "streams.maxChunk"),
         ({"streams": {"tenants": [{"name": "team-a"}]}}, "streams.tenants"),
