@@ -134,6 +134,14 @@ class ControlPlane:
         (self.work / "tokens.csv").write_text(
             "".join(f'{name}-token,{user},{name},"{group}"\n' for name, (user, group) in USERS.items())
         )
+        # Who asked for what, and what came of it: tests of rights read it.
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+        }
+        (self.work / "audit.json").write_text(json.dumps(policy))
         for name in USERS:
             self.write_kubeconfig(name, f"{name}-token")
 
@@ -198,6 +206,8 @@ class ControlPlane:
                 "proxy-client-cert-file": f"{work}/front-proxy.crt",
                 "proxy-client-key-file": f"{work}/front-proxy.key",
                 "profiling": "false",
+                "audit-policy-file": f"{work}/audit.json",
+                "audit-log-path": f"{work}/audit.log",
             }
         else:
             options = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,3 +203,11 @@ def test_status_is_written_apart_from_the_spec(cluster: Any, minimal: dict[str, 
     assert changed["spec"]["replicas"] == 1
     assert changed["status"] == {"replicas": 1, "selector": "a=b"}
     assert changed["metadata"]["generation"] == made["metadata"]["generation"]
+
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent.parent / "examples" / "kubernetes"
+
+
+@pytest.mark.parametrize("name", ["cpu.yaml", "gpu.yaml", "redis-with-tls.yaml"])
+def test_examples_are_accepted_and_have_no_unknown_field(cluster: Any, name: str) -> None:
+    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(EXAMPLES / name))
