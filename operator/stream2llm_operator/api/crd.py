@@ -133,7 +133,10 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 
 def _shortest(default: Any, schema: dict[str, Any]) -> Any:
-    """A default without what the API server fills in by itself from the defaults further in."""
+    """A default without what the API server fills in by itself from the defaults further in.
+
+    Where there are rules it stays whole: they are evaluated on the default as it stands.
+    """
     if isinstance(default, list):
         return [_shortest(item, schema["items"]) for item in default]
     if not isinstance(default, dict):
@@ -142,7 +145,9 @@ def _shortest(default: Any, schema: dict[str, Any]) -> Any:
     for name, value in default.items():
         child = schema["properties"][name]
         short = None if value is None else _shortest(value, child)
-        if short is None or ("default" in child and short == child["default"]):
+        if short is None:
+            continue
+        if "x-kubernetes-validations" not in schema and "default" in child and short == child["default"]:
             continue
         if short == {} and child.get("x-kubernetes-preserve-unknown-fields"):
             continue
