@@ -18,6 +18,7 @@ _PLACES = {
     "Deployment": ("apis/apps/v1", "deployments"),
     "Event": ("api/v1", "events"),
     "Job": ("apis/batch/v1", "jobs"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
     "Service": ("api/v1", "services"),
@@ -35,6 +36,9 @@ class ApiError(Exception):
     @property
     def is_refusal(self) -> bool:
         """Whether the object, or what a quota or policy says of it, is at fault: trying again at once is no use."""
+        if self.status == 500:
+            # Server-side apply answers so where an object does not fit its schema.
+            return self.message.startswith(("failed to create typed patch object", "failed to convert new object"))
         return self.status in (400, 403, 422)
 
 
@@ -79,6 +83,12 @@ class KubeApi:
         """Raises ApiError; 409 if there is one already."""
         query = {"fieldManager": MANAGER}
         return await self._request("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), manifest, query)
+
+    async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ApiError; 409 if it has changed since it was read."""
+        metadata = manifest["metadata"]
+        path = _path(manifest["kind"], metadata["namespace"], metadata["name"])
+        return await self._request("PUT", path, manifest, {"fieldManager": MANAGER})
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Exactly this object, with what it owns; one that is gone already is no error. Raises ApiError."""

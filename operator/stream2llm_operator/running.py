@@ -14,13 +14,11 @@ import aiohttp.web
 import kopf
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient
-from kubernetes.aio.leaderelection.electionconfig import Config
-from kubernetes.aio.leaderelection.leaderelection import LeaderElection
-from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from stream2llm_operator.handling import make_registry, make_settings
 from stream2llm_operator.kube import ApiError, KubeApi
+from stream2llm_operator.leasing import RENEW_DEADLINE_S, RETRY_S, LeaseHolder
 from stream2llm_operator.metrics import OperatorMetrics
 from stream2llm_operator.pool import OperatorSettings
 from stream2llm_operator.queueing import WorkQueue
@@ -32,9 +30,10 @@ logger = logging.getLogger(__name__)
 WORKERS = 4
 RESYNC_S = 600.0
 """How often every resource is looked at though nothing has happened."""
+TEMPORARY = (ApiError, OSError, TimeoutError, aiohttp.ClientError)
+"""What goes by without us."""
 STUCK_S = 120.0
 """Work that has been due for this long means that workers hang."""
-LEASE_S, RENEW_DEADLINE_S, RETRY_S = 15.0, 10.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +78,37 @@ class OperatorProcess:
                     await server.cleanup()
 
     async def _lead(self, client: ApiClient) -> None:
-        lock = LeaseLock("stream2llm-operator", self.options.lease_namespace, self.options.identity, client)
-        election = LeaderElection(
-            Config(lock, LEASE_S, RENEW_DEADLINE_S, RETRY_S, lambda: self._operate(client), self._lost)
-        )
-        waiting, told = asyncio.create_task(election.run()), asyncio.create_task(self.stop.wait())
+        lease = LeaseHolder(KubeApi(client), self.options.lease_namespace, self.options.identity, time.monotonic)
+        told = asyncio.create_task(self.stop.wait())
+        operating: asyncio.Task[None] | None = None
+        held_at_s = 0.0
         try:
-            await asyncio.wait((waiting, told), return_when=asyncio.FIRST_COMPLETED)
+            while not told.done():
+                try:
+                    async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+                        holds = await lease.hold()
+                except TEMPORARY as error:
+                    logger.warning("the lease cannot be renewed: %s", error)
+                    holds = operating is not None and time.monotonic() - held_at_s < RENEW_DEADLINE_S
+                else:
+                    held_at_s = time.monotonic() if holds else held_at_s
+                if holds and operating is None:
+                    logger.info("holding the lease as %s", self.options.identity)
+                    operating = asyncio.create_task(self._operate(client))
+                elif operating is not None and not holds:
+                    logger.error("the lease is lost; ending, so that nothing is written beside the new leader")
+                    break
+                waiting = {told, operating} if operating is not None else {told}
+                await asyncio.wait(waiting, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED)
+                if operating is not None and operating.done():
+                    break
         finally:
-            for task in (waiting, told):
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await waiting
-
-    async def _lost(self) -> None:
-        logger.error("the lease is lost; ending, so that nothing is written beside the new leader")
-        self.stop.set()
+            self.stop.set()
+            await told
+            if operating is not None:
+                await operating
+                with suppress(*TEMPORARY):
+                    await lease.release()
 
     async def _operate(self, client: ApiClient) -> None:
         api = KubeApi(client, self.metrics.writes.inc)
@@ -131,7 +145,7 @@ class OperatorProcess:
             try:
                 with self.metrics.reconcile_seconds.time():
                     again_s = await reconciler.reconcile(key)
-            except (ApiError, OSError, TimeoutError, aiohttp.ClientError) as error:
+            except TEMPORARY as error:
                 failed = True
                 logger.warning("%s/%s: %s; trying again", *key, error)
             except Exception:

@@ -76,3 +76,4 @@ def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
     control_plane.kubectl("create", "namespace", name)
     with config.new_client_from_config(str(control_plane.kubeconfig)) as api:
         yield Cluster(control_plane, api, name)
+    control_plane.kubectl("--namespace", name, "delete", "spf", "--all", "--wait=false")

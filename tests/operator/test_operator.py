@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,34 +156,3 @@ def test_failed_profiling_says_why_and_the_pods_serve_without(
     assert container["args"][container["args"].index("--preemption") + 1] == "recompute"
     cluster.patch({"spec": {"costProfile": {"measure": {"rerun": {"id": "again"}}}}})
     wait_for("another Job", lambda: jobs(cluster) not in ([], [job["metadata"]["uid"]]))
-
-
-def test_killed_in_the_middle_it_goes_on_from_what_is_there(
-    cluster: Any, control_plane: Any, minimal: dict[str, Any], tmp_path: Path
-) -> None:
-    """Killed at several points of a first reconcile, each time with some children made and others not."""
-    arguments = ("--namespaces", cluster.namespace)
-    with RunningOperator(control_plane.kubeconfig, tmp_path / "log", *arguments) as running:
-        for count in (1, 4, 8):
-            cluster.create(minimal, f"pool-{count}")
-            wait_for("some children", lambda count=count: len(children(cluster)) >= count)
-            running.kill()
-            running.start()
-        wanted = {name.replace("pool", f"pool-{count}") for count in (1, 4, 8) for name in CHILDREN}
-        wait_for("all children", lambda: children(cluster) == wanted)
-        assert "Traceback" not in (tmp_path / "log").read_text()
-
-
-def test_the_standby_takes_over(cluster: Any, control_plane: Any, minimal: dict[str, Any], tmp_path: Path) -> None:
-    arguments = ("--namespaces", cluster.namespace, "--lease-namespace", cluster.namespace)
-    with RunningOperator(control_plane.kubeconfig, tmp_path / "first", *arguments) as first:
-        cluster.create(minimal, "one")
-        wait_for("the first acts", lambda: len(children(cluster)) == len(CHILDREN))
-        with RunningOperator(control_plane.kubeconfig, tmp_path / "second", *arguments) as second:
-            wait_for("the second is up", second.healthy)
-            cluster.create(minimal, "two")
-            wait_for("the first acts", lambda: len(children(cluster)) == 2 * len(CHILDREN))
-            assert second.metric("stream2llm_operator_writes_total") == 0
-            first.kill()
-            cluster.create(minimal, "three")
-            wait_for("the second acts", lambda: len(children(cluster)) == 3 * len(CHILDREN), 90)
