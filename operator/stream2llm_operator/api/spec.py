@@ -258,8 +258,11 @@ class RedisTLS(Part):
 class Redis(Part):
     """The Redis or Valkey server that carries the streams. Cannot be changed: streams would be left behind."""
 
-    url: Annotated[str, StringConstraints(min_length=9, max_length=512, pattern=r"^rediss?://[^\s?#]+$")]
-    """`redis://host:port/db` or `rediss://…` with TLS. Never with a password."""
+    url: Annotated[
+        str, StringConstraints(min_length=9, max_length=512, pattern=r"^rediss?(\+sentinel|\+cluster)?://[^\s?#]+$")
+    ]
+    """`redis://host:port/db`, `redis+sentinel://host:port,host:port/master` or `redis+cluster://host:port,host:port`;
+    `rediss…` with TLS. Never with a password."""
     auth: RedisAuth | None = None
     """How to log in. Absent: without a password."""
     tls: RedisTLS | None = None
@@ -268,7 +271,7 @@ class Redis(Part):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("!self.url.matches('://[^/]*:[^/]*@')", "url must hold no password: use auth.secretRef"),
-            ("!has(self.tls) || self.url.startsWith('rediss://')", "tls needs a url that begins with rediss://"),
+            ("!has(self.tls) || self.url.startsWith('rediss')", "tls needs a url that begins with rediss"),
             ("self == oldSelf", "redis cannot be changed; create a new resource"),
         )
     )

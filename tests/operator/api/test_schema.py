@@ -77,7 +77,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "certificates without TLS",
         {"streams": {"redis": {"tls": {"caRef": {"name": "ca", "key": "ca.crt"}}}}},
-        "tls needs a url that begins with rediss://",
+        "tls needs a url that begins with rediss",
     ),
     (
         "as many streams as sequences",
@@ -145,6 +145,8 @@ def test_name_leaves_room_for_the_suffixes_of_children(cluster: Any, minimal: di
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("a user name in the URL", {"streams": {"redis": {"url": "rediss://reader@valkey:6379/1"}}}),
+    ("Sentinel", {"streams": {"redis": {"url": "redis+sentinel://a:26379,b:26379/main"}}}),
+    ("a cluster with TLS", {"streams": {"redis": {"url": "rediss+cluster://a:6379,b:6379"}}}),
     ("image volume", {"model": {"source": {"huggingFace": None, "image": {"reference": "registry/model@sha256:0"}}}}),
     ("a profile from a ConfigMap", {"costProfile": {"measure": None, "configMapRef": {"name": "p", "key": "p.json"}}}),
     ("a template with any field", {"template": {"spec": {"nodeSelector": {"pool": "gpu"}, "newField": {"a": 1}}}}),
