@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 STALLED_RETRY_S = 60.0
 """What stands in a resource's way may be in an object that is not watched, such as a ConfigMap of the user's."""
 REFERENCE_RETRY_S = 15.0
+JOB_SEEN_WITHIN = timedelta(seconds=30)
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Reconciler:
     ) -> None:
         self._api, self._view, self._settings, self._now = api, view, settings, now
         self._applied: dict[tuple[str, str, str], _Applied] = {}
+        self._starting: dict[tuple[str, str], datetime] = {}
+        """When the Job for a namespace and a profile was made, until a watch has shown it."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Returns in how many seconds to look again though nothing has happened; None for not before the resync.
@@ -265,11 +269,19 @@ class Reconciler:
         if request is None:
             return None
         job = self._measuring_facts(pool, request).job
+        measuring = (pool.namespace, request.hash)
+        if job is not None:
+            self._starting.pop(measuring, None)
         if decision.start_job:
+            if job is not None or self._now() - self._starting.get(measuring, _LONG_AGO) < JOB_SEEN_WITHIN:
+                # Another resource's pass has made it since this one looked. Its event asks for this pass again.
+                return None
+            self._starting[measuring] = self._now()
             manifest = profiling.job(pool, self._settings, product, request, self._owners(pool, request))
             try:
                 await self._api.create(manifest)
             except ApiError as error:
+                del self._starting[measuring]
                 if error.is_refusal:
                     return _rejected(manifest, error)
                 if error.status != 409:

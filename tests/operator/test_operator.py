@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from acting import CHILDREN, children, condition, finish, get, jobs, make_ready, serving, settled
+from acting import CHILDREN, MANAGED, children, condition, finish, get, jobs, make_ready, serving, settled
 from operator_process import RunningOperator, wait_for
 from profiles import profile_text
 
@@ -139,6 +139,26 @@ def test_profile_is_measured_kept_and_used(cluster: Any, operator: RunningOperat
     assert "--cost-profile" in container["args"]
     assert get(cluster, "spf", "pool")["status"]["costProfile"]["source"] == "measured"
     wait_for("the Job is cleared away", lambda: not any(name.startswith("Job/") for name in children(cluster)))
+
+
+def test_resources_with_the_same_need_share_one_measurement(
+    cluster: Any, operator: RunningOperator, minimal: dict[str, Any]
+) -> None:
+    wanted = {**minimal, "gpu": {"product": "NVIDIA-H200"}, "engine": {"swap": {"cpu": "64Gi"}}}
+    for name in ("pool", "second"):
+        cluster.create(wanted, name)
+    wait_for("a Job", lambda: jobs(cluster) != [])
+    (job,) = json.loads(cluster.kubectl("get", "jobs", "-o", "json"))["items"]
+    finish(cluster, job, profile_text())
+    cluster.create(wanted, "third")
+    for name in ("pool", "second", "third"):
+        wait_for(f"{name} is profiled", lambda name=name: condition(cluster, "Profiled", name)[1] == "Measured")
+
+    def owners() -> set[str]:
+        (kept,) = json.loads(cluster.kubectl("get", "configmaps", *MANAGED, "-o", "json"))["items"]
+        return {owner["name"] for owner in kept["metadata"]["ownerReferences"]}
+
+    wait_for("all own it", lambda: owners() == {"pool", "second", "third"})
 
 
 def test_failed_profiling_says_why_and_the_pods_serve_without(

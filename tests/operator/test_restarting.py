@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acting import CHILDREN, children
+from acting import CHILDREN, children, get
 from operator_process import RunningOperator, wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -41,3 +41,26 @@ def test_the_standby_takes_over(cluster: Any, control_plane: Any, minimal: dict[
             first.kill()
             cluster.create(minimal, "three")
             wait_for("the second acts", lambda: len(children(cluster)) == 3 * len(CHILDREN), 90)
+
+
+@pytest.mark.parametrize(
+    "components", [("kube-apiserver",), ("kube-apiserver", "etcd")], ids=lambda names: "+".join(names)
+)
+def test_a_restart_of_the_api_server_is_survived(
+    cluster: Any, control_plane: Any, minimal: dict[str, Any], tmp_path: Path, components: tuple[str, ...]
+) -> None:
+    """Watches break, requests fail for a while; what changed meanwhile is carried out afterwards."""
+    with RunningOperator(control_plane.kubeconfig, tmp_path / "log", "--namespaces", cluster.namespace) as running:
+        cluster.create(minimal)
+        wait_for("all children", lambda: children(cluster) == CHILDREN)
+        for name in components:
+            control_plane.stop_one(name, hard=True)
+        for name in reversed(components):
+            control_plane.start_one(name)
+        control_plane.wait_ready()
+        cluster.patch({"spec": {"replicas": 3}})
+        cluster.kubectl("delete", "service", "pool", "--wait=false")
+        wait_for("the change", lambda: get(cluster, "deployment", "pool")["spec"]["replicas"] == 3, 120)
+        wait_for("the repair", lambda: children(cluster) == CHILDREN, 120)
+        assert running.is_running
+        assert running.healthy()
