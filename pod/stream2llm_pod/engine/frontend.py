@@ -237,7 +237,11 @@ class EngineStreams:
         finished = False
         try:
             while not finished:
-                output = await collector.get()
+                try:
+                    output = await collector.get()
+                except (ValueError, VLLMClientError) as error:
+                    # From 0.33 on vLLM tells so what only the core finds out, as a grammar that does not compile.
+                    raise EngineRefusal("invalid_params", str(error)) from error
                 report = (output.kv_transfer_params or {}).get(STATS_KEY, report)
                 finished = output.finished
                 if finished and report is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 from redis.exceptions import RedisError
+from vllm.exceptions import VLLMServerError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from stream2llm.connecting import RedisTLS, connect_async
@@ -378,7 +379,8 @@ def explain(error: Exception) -> ErrorCode | None:
     """The code for an exception of the engine; None for one that nobody expects."""
     if isinstance(error, StreamTooLong):
         return ErrorCode.CONTEXT_TOO_LONG
-    if isinstance(error, UnknownStream):
+    # vLLM will not serve this request now, or not at all.
+    if isinstance(error, VLLMServerError | UnknownStream):
         return ErrorCode.ENGINE_ERROR
     if isinstance(error, EngineRefusal):
         code = getattr(error, "code", ErrorCode.INVALID_PARAMS)
