@@ -99,6 +99,8 @@ def _bound(address: tuple[str, int]) -> socket.socket:
 
 def show_access_log() -> None:
     """Requests are logged to standard error, each as one JSON object a line and nothing else."""
+    # It would tell every request to a pod once more.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     access = logging.getLogger("stream2llm_router.access")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -23,9 +23,7 @@ def pod(redis_server: Any) -> Iterator[StandInPod]:
 
 @pytest.fixture(scope="module")
 def router(redis_server: Any, pod: StandInPod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
-    with running_router(
-        redis_server.url, POOL, tmp_path_factory.mktemp("gateway"), "--open-wait-seconds", "2", "--retain-seconds", "60"
-    ) as router:
+    with running_router(redis_server.url, POOL, tmp_path_factory.mktemp("gateway"), "--retain-seconds", "60") as router:
         yield router
 
 

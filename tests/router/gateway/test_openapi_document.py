@@ -20,34 +20,39 @@ EXAMPLES = 8
 EVENTS = "/v1/streams/{stream}/events"
 
 
-def conforms(router: RunningRouter, token: str, *arguments: str) -> None:
+def conforms(router: RunningRouter, folder: Path, token: str, *arguments: str) -> None:
+    """`folder` gets what schemathesis remembers, or it would try what another run has found."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{router.url}/openapi.json", "--seed", "1"]
     command += ["--header", f"Authorization: Bearer {token}", "--request-timeout", "30", "--no-color"]
     command += ["--max-examples", str(EXAMPLES), "--continue-on-failure", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT), "SCHEMATHESIS_HOOKS": "schemathesis_hooks"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_endpoint_answers_as_the_document_says(router: RunningRouter, tokens: dict[str, str]) -> None:
+def test_every_endpoint_answers_as_the_document_says(
+    router: RunningRouter, tokens: dict[str, str], tmp_path: Path
+) -> None:
     without = [argument for path in ("/v1/streams", "/v1/streams:run", EVENTS) for argument in ("--exclude-path", path)]
-    conforms(router, tokens["acme"], *without, "--phases", "examples,coverage,fuzzing")
+    conforms(router, tmp_path, tokens["acme"], *without, "--phases", "examples,coverage,fuzzing")
 
 
 def test_streams_that_are_opened_can_be_used_as_the_document_links_them(
-    router: RunningRouter, tokens: dict[str, str]
+    router: RunningRouter, tokens: dict[str, str], tmp_path: Path
 ) -> None:
     """That a prompt holds its marker once is beyond a JSON schema, so valid opens may be refused."""
     only = ["--include-path-regex", "/v1/streams", "--exclude-path", EVENTS]
-    conforms(router, tokens["acme"], *only, "--exclude-checks", "positive_data_acceptance")
+    conforms(router, tmp_path, tokens["acme"], *only, "--exclude-checks", "positive_data_acceptance")
 
 
-def test_replies_are_read_as_the_document_says(router: RunningRouter, tokens: dict[str, str], globex: Caller) -> None:
+def test_replies_are_read_as_the_document_says(
+    router: RunningRouter, tokens: dict[str, str], globex: Caller, tmp_path: Path
+) -> None:
     # By the name of the document's example; other streams of this tenant would be waited for.
     assert globex.post("/v1/streams", json={"prompt": "{context}", "stream": "q1"}).status_code == 201
     assert globex.post("/v1/streams/q1/finish", json={"text": "a b c"}).status_code == 202
     assert globex.events("q1")[-1]["event"] == "done"
-    conforms(router, tokens["globex"], "--include-path", EVENTS, "--phases", "examples,coverage,fuzzing")
+    conforms(router, tmp_path, tokens["globex"], "--include-path", EVENTS, "--phases", "examples,coverage,fuzzing")
 
 
 def test_the_document_says_who_may(router: RunningRouter, nobody: Caller) -> None:

@@ -369,7 +369,7 @@ def test_hanging_up_cancels_a_call(
 ) -> None:
     stream = f"hung-up-{finished}"
     operations = [{"op": "open", **OPEN, "stream": stream}]
-    pod.token_delay_s = 0.2 if finished else 0.0
+    pod.token_delay_s = 0.05 if finished else 0.0
     try:
         with socket.create_connection(("127.0.0.1", router.port)) as caller:
             body = lines(*operations, *([{"op": "finish", "text": "a " * 40}] if finished else []))
