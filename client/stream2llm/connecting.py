@@ -121,7 +121,9 @@ def check_url(url: str, *, allow_password: bool = False) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
-        raise BadRedisURL(f"a Redis URL must begin with redis:// or rediss://, not {parts.scheme or 'nothing'!r}")
+        # The rest is not shown: it may hold a password.
+        begins = f"{parts.scheme}:" if parts.scheme else "with no scheme at all"
+        raise BadRedisURL(f"a Redis URL must begin with redis:// or rediss://, not {begins}")
     if "+" in parts.scheme:
         _nodes(url)
     if allow_password or url == os.environ.get(URL_VARIABLE):

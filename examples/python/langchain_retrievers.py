@@ -14,7 +14,7 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
-from stream2llm import Client, Stream2LLMError, Token
+from stream2llm import Client, Stream2LLMError
 from stream2llm.integrations.langchain import StreamingRetriever
 
 
@@ -46,10 +46,7 @@ def main(question: str = "What does a KV block hold?") -> None:
         documents = StreamingRetriever(retrievers=[web, notes], into=stream).invoke(question)
         print(f"{len(documents)} documents, the first: {documents[0].page_content}", file=sys.stderr)
         stream.finish()
-        for event in stream.events(timeout_s=60):
-            if isinstance(event, Token):
-                print(event.text, end="", flush=True)
-        print()
+        print(stream.answer(timeout_s=60).text)
 
 
 if __name__ == "__main__":

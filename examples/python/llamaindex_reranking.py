@@ -14,7 +14,7 @@ import time
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from stream2llm import Client, Stream2LLMError, Token
+from stream2llm import Client, Stream2LLMError
 from stream2llm.integrations.llamaindex import StreamNodes
 
 FOUND = [
@@ -49,10 +49,7 @@ def main(question: str = "What does a KV block hold?") -> None:
         for postprocessor in (sending, ByScore(), sending):
             nodes = postprocessor.postprocess_nodes(nodes, query_str=question)
         stream.finish()
-        for event in stream.events(timeout_s=60):
-            if isinstance(event, Token):
-                print(event.text, end="", flush=True)
-        print()
+        print(stream.answer(timeout_s=60).text)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import asyncio
 import json
 import os
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from stream2llm import AsyncClient, Stream2LLMError, Token, stream_documents
+from stream2llm import AsyncClient, Stream2LLMError, stream_documents
 
 BASE_URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1").rstrip("/")
 PIECE_CHARS = 40
@@ -75,14 +76,13 @@ async def main(task: str = "Write a short story.", question: str = "Summarise it
             options={"separator": ""},
         )
         print(file=sys.stderr)
-        async for event in stream.events(timeout_s=120):
-            if isinstance(event, Token):
-                print(event.text, end="", flush=True)
-        print()
+        print((await stream.answer(timeout_s=120)).text)
 
 
 if __name__ == "__main__":
     try:
         asyncio.run(main(*sys.argv[1:]))
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{error}: {error.read().decode(errors='replace')}")
     except (Stream2LLMError, OSError) as error:
         sys.exit(str(error))

@@ -64,6 +64,6 @@ while :; do
         done) printf '\n'; printf '%s\n' "$6" >&2; exit 0 ;;
         error)
             printf '%s\n' "$6" >&2
-            case $6 in *'"terminal":true'*) exit 1 ;; esac ;;
+            case $6 in *'"terminal":true'* | *'"terminal": true'*) exit 1 ;; esac ;;
     esac
 done

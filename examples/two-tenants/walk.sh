@@ -3,7 +3,9 @@
 #
 #   examples/two-tenants/walk.sh
 #
-# Needs a Redis whose user you are may change ACLs, a router and a pod, redis-cli and curl.
+# Needs a Redis whose user you are may change ACLs, a router and a pod, redis-cli and curl. The tenants and their Redis
+# users stay: `stream2llm tenant remove acme` and `redis-cli acl deluser` end them. While there are named tenants the
+# tenant `default` is served only if it is added too.
 # Environment: REDIS_URL (redis://127.0.0.1:6379), REDISCLI_AUTH (your password, if there is one),
 # POOL (default/default), HTTP_URL (http://127.0.0.1:8080), STREAM2LLM (stream2llm).
 set -eu
@@ -54,7 +56,10 @@ while :; do
     last=$(printf '%s\n' "$event" | sed -n 2p)
     kind=$(printf '%s\n' "$event" | sed -n 4p)
     echo "acme reads: $kind"
-    [ "$kind" != done ] || break
+    case $kind in
+        done) break ;;
+        error) printf '%s\n' "$event" | sed -n 6p >&2; exit 1 ;;
+    esac
 done
 
 say "globex can neither read it, nor replay it, nor add to it, nor finish it"

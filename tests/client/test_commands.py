@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stream2llm import Done, Token
-from stream2llm.events import encode
+from stream2llm.events import ErrorEvent, encode
 from stream2llm.keys import PoolKeys
 
 pytestmark = pytest.mark.redis
@@ -38,6 +38,20 @@ def test_watch_prints_events_up_to_the_terminal_one(server: Any) -> None:
             client.xadd(KEYS.reply("default", "s1"), encode(event))
     done = run(server, "watch", "s1")
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["token", "done"]
+
+
+def test_watch_tells_a_terminal_error_by_its_status(server: Any) -> None:
+    with server.client() as client:
+        client.xadd(KEYS.reply("default", "s1"), encode(ErrorEvent("overloaded", "no room", terminal=True)))
+    done = run(server, "watch", "s1")
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
+
+
+def test_a_url_without_a_scheme_is_not_shown(server: Any) -> None:
+    done = run(server, "watch", "s1", "--redis", "secret")
+    assert done.returncode == 1
+    assert "must begin with redis:// or rediss://, not with no scheme at all" in done.stderr
+    assert "secret" not in done.stderr
 
 
 def test_tenants_are_added_listed_and_removed(server: Any) -> None:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from stream2llm.client import Client
 from stream2llm.commands.connected import with_client
 from stream2llm.connecting import add_redis_arguments
-from stream2llm.events import encode
+from stream2llm.events import ErrorEvent, encode
 
 
 class WatchCommand:
-    help = "print the events of a stream as they come"
+    help = "print the events of a stream as they come; status 1 if it ends with an error"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("stream", help="stream id")
@@ -35,6 +35,8 @@ def _watch(args: argparse.Namespace, client: Client) -> int:
             print(json.dumps({"id": entry_id, "event": fields["event"], "data": asdict(event)}), flush=True)
         else:
             print(f"{entry_id}  {fields['event']:<8}  {fields['data']}", flush=True)
+        if isinstance(event, ErrorEvent) and event.terminal:
+            return 1
     return 0
 
 

@@ -22,6 +22,7 @@ from stream2llm import settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.engine.loading import CannotLoad, load_platform
+from stream2llm_pod.scheduling.policies import POLICIES
 from stream2llm_pod.serving.advertising import advertised_url
 from stream2llm_pod.serving.cpu_engine import (
     COMPILER_MISSING,
@@ -74,9 +75,10 @@ class ServeCommand:
         parser.add_argument("--model", required=True, metavar="M", help="model folder or Hugging Face name")
         parser.add_argument(
             "--policy",
+            type=_policy,
             default=os.environ.get("STREAM2LLM_POLICY", "srpf"),
             metavar="P",
-            help="which stream runs first: default, fcfs, mcps, lcas, lcas-oldest or srpf (default srpf)",
+            help=f"which stream runs first: {', '.join(POLICIES)} (default srpf)",
         )
         parser.add_argument(
             "--preemption",
@@ -390,6 +392,12 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
+
+
+def _policy(text: str) -> str:
+    if text not in POLICIES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; choose one of {', '.join(POLICIES)}")
+    return text
 
 
 def _port(text: str) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stream2llm_pod.serving.command import COMMAND
 from stream2llm_pod.serving.preempting import preemption_settings
 
 PROFILE: dict[str, Any] = {
@@ -99,3 +101,12 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     path.write_bytes(b" " * 100_000_000)
     with pytest.raises(ValueError, match="bytes"):
         preemption_settings("cost", str(path), "0")
+
+
+def test_an_unknown_policy_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    COMMAND.add_arguments(parser)
+    with pytest.raises(SystemExit) as refused:
+        parser.parse_args(["--model", "m", "--policy", "nope"])
+    assert refused.value.code == 2
+    assert "argument --policy: 'nope' is not known; choose one of default, fcfs" in capsys.readouterr().err
