@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +24,13 @@ LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 
 def cache_in(layout_name: str, dtype: torch.dtype = torch.float16) -> tuple[dict[str, torch.Tensor], Any]:
     """vLLM's own placement and allocation in that layout, filled with random bytes."""
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
     from vllm.v1.kv_cache_layout import KVCacheLayout
     from vllm.v1.worker.utils import allocate_kv_cache
 
+    # It has moved in vLLM 0.33.
+    home = "kv_cache_planning" if find_spec("vllm.v1.core.kv_cache_planning") else "kv_cache_utils"
+    get_kv_cache_config_from_groups = import_module(f"vllm.v1.core.{home}").get_kv_cache_config_from_groups
     layout = KVCacheLayout[layout_name]
     settings: Any = SimpleNamespace(
         attention_config=SimpleNamespace(hisparse_config=None),
