@@ -8,7 +8,8 @@ Rules
 - A victim ranks strictly below the one it makes room for; an idle stream (parked, or repeating what a preemption took)
   may also give way to any request whose prompt is whole, whatever their ranks. So a request that waits for nobody but
   us is never blocked by streams that wait for their producers, under every policy.
-- The lowest rank gives way first; among equals the one that costs least per block freed.
+- The lowest rank gives way first; among equals the one that costs least per block freed. Whoever a later victim makes
+  superfluous is spared.
 - A newcomer is admitted only if its whole known prompt fits beside what ranks above it. Otherwise it would take the
   room of one chunk, stall, be preempted and start over.
 - What a preemption took comes back ahead of its stream's next chunk only if there is free memory: nobody is pushed out
@@ -22,7 +23,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
@@ -183,6 +184,10 @@ class _Step:
                 break
         if not has_slot or short_blocks > 0:
             return False
+        needs_slot = not candidate.holds_slot and self.free_slots <= 0
+        for victim in _spared(chosen, -short_blocks, needs_slot):
+            chosen.remove(victim)
+            for_slot.discard(victim.req_id)
         for victim in chosen:
             self.gone.add(victim.req_id)
             self.plan.victims.append(victim.req_id)
@@ -191,6 +196,18 @@ class _Step:
             self.parked_slots -= victim.parked and victim.holds_slot
         self.plan.slot_victims |= for_slot
         return True
+
+
+def _spared(chosen: Sequence[Victim], spare_blocks: int, needs_slot: bool) -> list[Victim]:
+    """Those whom the later ones have made superfluous, the dearest first; `spare_blocks` more are freed than needed."""
+    slots = sum(victim.holds_slot for victim in chosen)
+    spared = []
+    for victim in sorted(chosen, key=lambda v: v.price, reverse=True):
+        if victim.freeable_blocks <= spare_blocks and not (needs_slot and victim.holds_slot and slots == 1):
+            spared.append(victim)
+            spare_blocks -= victim.freeable_blocks
+            slots -= victim.holds_slot
+    return spared
 
 
 def _in_rank_order(

@@ -78,6 +78,16 @@ def test_the_planner_takes_the_cheapest_of_equal_streams() -> None:
     assert (plan.victims, plan.grants) == (["cheap"], {"new": 32})
 
 
+def test_whoever_a_later_victim_makes_superfluous_is_spared() -> None:
+    parked = [victim("a", 5, 2, 2.0), victim("b", 5, 2, 3.0), victim("long", 5, 10, 50.0)]
+    newcomer = Candidate("new", (0, "new"), True, False, 160, 0, 0)
+    limits = Limits(budget_tokens=512, free_blocks=0, block_size=16, free_slots=1, parked_slots=3)
+    assert plan_step([], [newcomer], lambda idle: parked if idle else [], limits).victims == ["long"]
+    # Two blocks more, and one of the small ones is needed: the cheaper.
+    longer = Candidate("new", (0, "new"), True, False, 192, 0, 0)
+    assert plan_step([], [longer], lambda idle: parked if idle else [], limits).victims == ["a", "long"]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_streams_that_differ_only_in_arrival_and_name_are_equals_unless_arrival_is_the_rule(policy: str) -> None:
     ranked = make_policy(policy)
