@@ -1,10 +1,10 @@
 # Everything a checkout can do. `make` alone lists it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-long chaos lint images images-pod docs generate lock clean
+.PHONY: help setup demo test test-fast test-cluster test-long chaos lint images images-pod docs generate lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv with everything in it (a second run takes no time)
 	@tools/setup.sh
@@ -12,11 +12,14 @@ setup: ## make .venv with everything in it (a second run takes no time)
 demo: setup ## set up, then stream crawled pages into a question on a small real model, and compare with waiting
 	@.venv/bin/stream2llm demo $(ARGS)
 
-test: setup ## set up, then run lint and all tests but the long ones (what CI runs)
+test: setup ## set up, then run lint and all tests but the long ones and those on a cluster (what CI runs)
 	@.venv/bin/python tools/run_tests.py
 
 test-fast: setup ## the tests that start neither an engine nor our processes (seconds)
 	@.venv/bin/python tools/run_tests.py fast
+
+test-cluster: setup ## the tests on a real Kubernetes API server (builds it first: some minutes of both cores, once)
+	@.venv/bin/python tools/run_tests.py kubernetes
 
 test-long: setup ## thousands of histories and long soaks (an hour and more)
 	@.venv/bin/python tools/run_tests.py long

@@ -1,6 +1,6 @@
 """Runs lint and the test parts, independent ones side by side, and prints minutes per part.
 
-usage: run_tests.py [PART...]      without arguments: everything but `long`
+usage: run_tests.py [PART...]      without arguments: everything but `kubernetes` and `long`
 
 Two lanes, because two parts that each start engines would fight for cores and memory: light parts in one, heavy ones in
 the other. Each part's output appears as one block when it ends; meanwhile a line a minute says what is at work.
@@ -69,7 +69,7 @@ ENGINE = pytest_part("engine", "engine and not e2e and not long", 40)
 E2E = pytest_part("e2e", "e2e and not long", 30)
 LONG = pytest_part("long", "long", 240)
 
-LANES: tuple[tuple[Part, ...], ...] = ((LINT, FAST, SIMULATED, DRIFT, KUBERNETES), (ENGINE, E2E))
+LANES: tuple[tuple[Part, ...], ...] = ((LINT, FAST, SIMULATED, DRIFT), (ENGINE, E2E))
 PARTS = {part.name: part for part in (LINT, FAST, SIMULATED, DRIFT, KUBERNETES, ENGINE, E2E, LONG)}
 
 

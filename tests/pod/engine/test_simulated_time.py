@@ -79,7 +79,7 @@ def times() -> StepTimes:
     def curve(ms_per_token: float, overhead_ms: float) -> CostCurve:
         return CostCurve([(1, overhead_ms + ms_per_token), (1024, overhead_ms + 1024 * ms_per_token)])
 
-    return StepTimes(CostModel(curve(1.0, 10.0), curve(0.25, 25.0), curve(0.5, 25.0)), BLOCK_SIZE)
+    return StepTimes(CostModel(curve(1.0, 10.0), curve(0.25, 25.0), curve(0.5, 25.0)), BLOCK_SIZE, staging_blocks=16)
 
 
 def test_computing_waits_for_what_comes_in(times: StepTimes) -> None:
@@ -94,6 +94,13 @@ def test_computing_does_not_wait_for_what_goes_out(times: StepTimes) -> None:
     assert [(copy.direction, copy.blocks, copy.seconds) for copy in copies] == [
         (Direction.OUT, 10, pytest.approx(0.105))
     ]
+
+
+def test_computing_waits_for_what_goes_out_beyond_the_staging_buffer(times: StepTimes) -> None:
+    # 32 blocks take 281 ms; the last 16 of them leave behind the step's back.
+    ended_s, copies = times.step(step(out=32, scheduled=30), 1.0)
+    assert ended_s == pytest.approx(1.0 + 0.281 / 2 + 0.040)
+    assert copies[0].seconds == pytest.approx(0.281)
 
 
 def test_what_comes_in_waits_for_what_still_goes_out(times: StepTimes) -> None:

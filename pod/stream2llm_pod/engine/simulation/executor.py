@@ -24,6 +24,7 @@ from stream2llm.costprofile import parse_profile
 from stream2llm_pod.engine.simulation.clock import SimulatedClock
 from stream2llm_pod.engine.simulation.timing import StepTimes, cost_model
 from stream2llm_pod.engine.simulation.worker import SimulatedWorker
+from stream2llm_pod.engine.swap.cuda import STAGING_BYTES
 from stream2llm_pod.engine.swap.metadata import SwapReport
 
 CONFIG_KEY = "simulation"
@@ -65,7 +66,10 @@ class SimulatedExecutor(Executor):
         """From now on steps take what this profile says. Raises InvalidProfile."""
         self._times: StepTimes | None = None
         if document is not None:
-            self._times = StepTimes(cost_model(parse_profile(document)), int(self.cache_config.block_size))
+            profile, block_size = parse_profile(document), int(self.cache_config.block_size)
+            rank_block_bytes = profile.kv_bytes_per_token * block_size // profile.tensor_parallel_size
+            staging_blocks = STAGING_BYTES // max(rank_block_bytes, 1)
+            self._times = StepTimes(cost_model(profile), block_size, staging_blocks)
 
     # ---------------------------------------------------------------- calls to the workers
     def collective_rpc(

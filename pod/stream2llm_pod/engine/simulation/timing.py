@@ -20,12 +20,12 @@ class StepTimes:
     """A step pays its overhead once and for each request what the prefill curve rises by over its tokens.
 
     Its copies, one call a direction, take what the swap curves say, and run as the CUDA backend's: all in one stream,
-    in the order out, in. Computing waits for what comes in, and so for what went out before it on the same bus; it does
-    not wait for what goes out.
+    in the order out, in. Computing waits for what comes in, and so for what went out before it on the same bus. Of what
+    goes out it waits for all but the last `staging_blocks`, which are read at once and leave behind its back.
     """
 
-    def __init__(self, costs: CostModel, block_size: int) -> None:
-        self._costs, self._block_size = costs, block_size
+    def __init__(self, costs: CostModel, block_size: int, staging_blocks: int) -> None:
+        self._costs, self._block_size, self._staging_blocks = costs, block_size, staging_blocks
         self._bus_free_s = 0.0
 
     def step(self, scheduled: Any, now_s: float) -> tuple[float, list[TimedCopy]]:
@@ -44,9 +44,11 @@ class StepTimes:
                 continue
             copy = TimedCopy(direction, blocks, curve.ms(blocks * self._block_size) / 1e3)
             timed.append(copy)
-            self._bus_free_s = max(self._bus_free_s, now_s) + copy.seconds
-            if direction is Direction.IN:
-                starts_s = self._bus_free_s
+            begins_s = max(self._bus_free_s, now_s)
+            self._bus_free_s = begins_s + copy.seconds
+            staged = min(self._staging_blocks / blocks, 1.0) if direction is Direction.OUT else 0.0
+            if staged < 1:
+                starts_s = begins_s + copy.seconds * (1 - staged)
         if not scheduled.total_num_scheduled_tokens:
             return starts_s, timed
         return starts_s + self._costs.step_ms(spans(scheduled)) / 1e3, timed
