@@ -15,6 +15,7 @@ import pytest
 import redis
 from free_ports import free_port
 from hypothesis import HealthCheck, settings
+from server_binaries import redis_binary
 
 # A job started in the background inherits an ignored SIGINT, and so would every process that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,10 +87,7 @@ def valkey_binary() -> str:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
-    with running(binary, tmp_path_factory.mktemp("redis")) as server:
+    with running(redis_binary(), tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
@@ -111,9 +109,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 @pytest.fixture(params=["redis", "valkey"])
 def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """Each of both servers in turn, for one test alone, which may restart it."""
-    binary = valkey_binary() if request.param == "valkey" else shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    binary = valkey_binary() if request.param == "valkey" else redis_binary()
     folder = tmp_path / "server"
     folder.mkdir()
     with running(binary, folder) as server:

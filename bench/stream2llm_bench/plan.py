@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,30 +15,17 @@ from typing import Any
 from stream2llm_bench.comparing import ratio_of_pairs
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
+from stream2llm_bench.simulated_core import BLOCK_SIZE, VOCABULARY, make_core
 
 PAPER_PHASE1_US = "15 to 16"
 """What the Stream2LLM paper (MLSys 2026) reports for its scheduling phase."""
 
 DECODE_PROMPT_TOKENS = 32
 PREFILL_PROMPT_TOKENS = 256
-BLOCK_SIZE = 32
 KV_BLOCKS = 24_000
 BUDGET_TOKENS = 8192
 RUNNING = 64
-EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 32_000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "float32",
-}
+LONGEST_TOKENS = 8192
 
 
 @dataclass(slots=True)
@@ -81,7 +65,7 @@ class Lane:
             hash_block_size=BLOCK_SIZE,
             log_stats=False,
         )
-        self._worker = SimulatedWorker(KV_BLOCKS, BLOCK_SIZE, MODEL["vocab_size"])  # type: ignore[arg-type]
+        self._worker = SimulatedWorker(KV_BLOCKS, BLOCK_SIZE, VOCABULARY)
 
     def add(self, requests: int, prompt_tokens: int, *, streams: bool = False) -> None:
         """Requests with prompts of their own; as open streams if asked."""
@@ -146,7 +130,15 @@ class PlanBench:
             raise ValueError("--requests and --steps must be at least 1")
         check_vllm_can_load()
         progress("starting vLLM's engine core without a model")
-        core = make_core()
+        from stream2llm_pod.engine.configuring import EngineSettings
+
+        core, _ = make_core(
+            EngineSettings(),
+            longest_tokens=LONGEST_TOKENS,
+            budget_tokens=BUDGET_TOKENS,
+            slots=RUNNING,
+            blocks=KV_BLOCKS,
+        )
         measured = Measured()
         for requests in args.requests:
             progress(f"{requests} requests")
@@ -154,35 +146,6 @@ class PlanBench:
             measured.waiting[requests] = measure_steps(core, requests, RUNNING, args.steps)
             measured.phase1_us[requests] = measure_phase1(core, requests, args.steps)
         return make_report(measured)
-
-
-def make_core() -> Any:
-    """vLLM's engine core on the simulated executor, with our scheduler's arguments."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor import Executor
-
-    from stream2llm_pod.engine.arguments import engine_arguments
-    from stream2llm_pod.engine.configuring import EngineSettings
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        config = EngineArgs(
-            model=folder,
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype="float32",
-            block_size=BLOCK_SIZE,
-            max_model_len=8192,
-            max_num_batched_tokens=BUDGET_TOKENS,
-            max_num_seqs=RUNNING,
-            num_gpu_blocks_override=KV_BLOCKS,
-            distributed_executor_backend=EXECUTOR,
-            **engine_arguments(EngineSettings(), async_scheduling=False),
-        ).create_engine_config()
-        return EngineCore(config, Executor.get_class(config), log_stats=False)
 
 
 def measure_steps(core: Any, requests: int, slots: int, steps: int) -> Steps:

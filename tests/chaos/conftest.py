@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import server_binaries
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -14,10 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 @pytest.fixture(scope="session")
 def redis_binary() -> str:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
-    return binary
+    return server_binaries.redis_binary()
 
 
 @pytest.fixture(scope="session")

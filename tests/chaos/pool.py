@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import redis
 from forking import Launcher
+from free_ports import free_port
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,12 +30,6 @@ EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 READY_S = 300.0
 SIMULATION = {"paced": True, "step_ms": 20.0}
 """Settings of the simulated executor."""
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

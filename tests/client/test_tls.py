@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 import redis
 import trustme
 from running_router import running_router
+from server_binaries import redis_binary
 from standin_pod import StandInPod
 
 from stream2llm import AsyncClient, Client, RedisTLS, Unreachable
@@ -54,9 +54,7 @@ class SecureServer:
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureServer]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    binary = redis_binary()
     folder = tmp_path_factory.mktemp("tls")
     ours, stranger = trustme.CA(), trustme.CA()
     ours.cert_pem.write_to_path(folder / "ca.pem")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -14,8 +13,10 @@ from typing import Any
 
 import pytest
 import redis
+from free_ports import free_port
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
+from server_binaries import redis_binary
 
 from stream2llm.client import Client
 from stream2llm.connecting import connect
@@ -30,14 +31,10 @@ POOLS = ("tests/one", "tests/two")
 CHUNKS = 300
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+def node_port() -> int:
+    port = free_port()
     # The cluster's own port is this one and 10,000.
-    return port if port < 50_000 else free_port()
+    return port if port < 50_000 else node_port()
 
 
 def eventually(what: Callable[[], Any], describe: str) -> None:
@@ -54,7 +51,7 @@ class Cluster:
     """Three masters, all slots among them."""
 
     def __init__(self, binary: str, folder: Path) -> None:
-        self.ports = [free_port() for _ in range(3)]
+        self.ports = [node_port() for _ in range(3)]
         self.processes = []
         for port in self.ports:
             home = folder / str(port)
@@ -113,9 +110,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    binary = redis_binary()
     running = Cluster(binary, tmp_path)
     yield running
     running.close()

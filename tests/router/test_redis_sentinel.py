@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -16,8 +14,10 @@ from typing import Any
 
 import pytest
 import redis
+from free_ports import free_port
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
+from server_binaries import redis_binary
 
 from stream2llm.connecting import connect, connect_async
 from stream2llm.entries import Append, Open, encode
@@ -29,12 +29,6 @@ from stream2llm_router.metrics import RouterMetrics
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/sentinel")
 TENANT = "default"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def eventually(what: Callable[[], Any], describe: str) -> Any:
@@ -92,8 +86,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    redis_binary()
     running = Watched(tmp_path)
     yield running
     running.close()

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from stream2llm.costprofile import CostProfile, Curve, ProfileKey
 from stream2llm_bench.preemption.replaying import Outcome, Replay, block_bytes, renew_scheduler
 from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload, blocks_for_a_third, most_open_tokens
+from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
 
-EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
-BLOCK_SIZE = 32
 BUDGET_TOKENS = 2048
 LONGEST_TOKENS = 16_384
 SLOTS = 256
 MOST_BLOCKS = 4096
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 32_000,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": LONGEST_TOKENS,
-    "torch_dtype": "float32",
-}
 
 STEP_MS, TOKEN_MS, PAIR_MS = 4.0, 0.01, 1e-5
 """Of prefill: for a step, a token, and a token squared."""
@@ -61,16 +43,8 @@ def crossing_profile(key: ProfileKey, *, exchanged: bool = False) -> CostProfile
     if exchanged:
         computing, copying = [2 * ms for ms in copying], [ms / 2 for ms in computing]
     copy = Curve(lengths, tuple(round(ms, 4) for ms in copying))
-    return CostProfile(
-        gpu=key.gpu,
-        model=key.model,
-        revision=key.revision,
-        dtype=key.dtype,
-        kv_cache_dtype=key.kv_cache_dtype,
-        quantization=key.quantization,
-        tensor_parallel_size=key.tensor_parallel_size,
-        block_size=key.block_size,
-        max_num_batched_tokens=key.max_num_batched_tokens,
+    return CostProfile.of_engine(
+        key,
         kv_bytes_per_token=KV_BYTES_PER_TOKEN,
         vllm_version=f"{key.vllm_minor}.0",
         source="estimated",
@@ -78,39 +52,23 @@ def crossing_profile(key: ProfileKey, *, exchanged: bool = False) -> CostProfile
         prefill=Curve(lengths, tuple(round(ms, 4) for ms in computing)),
         swap_out=copy,
         swap_in=copy,
-    ).checked()
+    )
 
 
 class VirtualEngine:
     """One engine core without a model; each run has a scheduler of its own."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.core import EngineCore
-        from vllm.v1.executor import Executor
-
-        from stream2llm_pod.engine.arguments import engine_arguments
         from stream2llm_pod.engine.configuring import EngineSettings
         from stream2llm_pod.engine.identifying import profile_key
 
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-            config = EngineArgs(
-                model=folder,
-                skip_tokenizer_init=True,
-                enforce_eager=True,
-                dtype="float32",
-                block_size=BLOCK_SIZE,
-                max_model_len=LONGEST_TOKENS,
-                max_num_batched_tokens=BUDGET_TOKENS,
-                max_num_seqs=SLOTS,
-                num_gpu_blocks_override=MOST_BLOCKS,
-                distributed_executor_backend=EXECUTOR,
-                **engine_arguments(EngineSettings(preemption="swap", swap_bytes=1), async_scheduling=False),
-            ).create_engine_config()
-            self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._core, config = make_core(
+            EngineSettings(preemption="swap", swap_bytes=1),
+            longest_tokens=LONGEST_TOKENS,
+            budget_tokens=BUDGET_TOKENS,
+            slots=SLOTS,
+            blocks=MOST_BLOCKS,
+        )
         self._core.full_kv_cache_config = self._core.scheduler.kv_cache_config
         self.key = profile_key(config)
 

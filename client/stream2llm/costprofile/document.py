@@ -88,6 +88,41 @@ class CostProfile:
             vllm_minor=vllm_minor(self.vllm_version),
         )
 
+    @classmethod
+    def of_engine(
+        cls,
+        key: ProfileKey,
+        *,
+        vllm_version: str,
+        kv_bytes_per_token: int,
+        source: str,
+        measured_at: str,
+        prefill: Curve,
+        swap_out: Curve,
+        swap_in: Curve,
+        method: str = "",
+    ) -> CostProfile:
+        """A checked profile of the engine with this key. InvalidProfile as in `checked`."""
+        return cls(
+            gpu=key.gpu,
+            model=key.model,
+            revision=key.revision,
+            dtype=key.dtype,
+            kv_cache_dtype=key.kv_cache_dtype,
+            quantization=key.quantization,
+            tensor_parallel_size=key.tensor_parallel_size,
+            block_size=key.block_size,
+            max_num_batched_tokens=key.max_num_batched_tokens,
+            kv_bytes_per_token=kv_bytes_per_token,
+            vllm_version=vllm_version,
+            source=source,
+            measured_at=measured_at,
+            prefill=prefill,
+            swap_out=swap_out,
+            swap_in=swap_in,
+            method=method,
+        ).checked()
+
     def checked(self) -> CostProfile:
         """Itself; InvalidProfile if its JSON could not be read back."""
         return parse_profile(self._document())

@@ -92,16 +92,8 @@ def estimate(
         round(assumed.copy_ms + tokens * model.kv_bytes_per_token / ranks / (device.host_gb_s * assumed.link) / 1e6, 3)
         for tokens in lengths
     )
-    return CostProfile(
-        gpu=engine.gpu,
-        model=engine.model,
-        revision=engine.revision,
-        dtype=engine.dtype,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        quantization=engine.quantization,
-        tensor_parallel_size=ranks,
-        block_size=engine.block_size,
-        max_num_batched_tokens=budget,
+    return CostProfile.of_engine(
+        engine,
         kv_bytes_per_token=model.kv_bytes_per_token,
         vllm_version=vllm_version,
         source="estimated",
@@ -110,7 +102,7 @@ def estimate(
         swap_out=Curve(lengths, copy),
         swap_in=Curve(lengths, copy),
         method="roofline from published peak figures (costprofiles/README.md)",
-    ).checked()
+    )
 
 
 def prefill_ms(

@@ -128,17 +128,8 @@ class MeasuredEngine:
 
     def profile(self, prefill: Curve, swap_out: Curve, swap_in: Curve) -> CostProfile:
         """What was measured here, as a profile of this engine."""
-        key = self.key
-        return CostProfile(
-            gpu=key.gpu,
-            model=key.model,
-            revision=key.revision,
-            dtype=key.dtype,
-            kv_cache_dtype=key.kv_cache_dtype,
-            quantization=key.quantization,
-            tensor_parallel_size=key.tensor_parallel_size,
-            block_size=key.block_size,
-            max_num_batched_tokens=key.max_num_batched_tokens,
+        return CostProfile.of_engine(
+            self.key,
             kv_bytes_per_token=self.kv_bytes_per_token,
             vllm_version=VLLM_VERSION,
             source="measured",
@@ -146,7 +137,7 @@ class MeasuredEngine:
             prefill=prefill,
             swap_out=swap_out,
             swap_in=swap_in,
-        ).checked()
+        )
 
     def close(self) -> None:
         self.core.shutdown()

