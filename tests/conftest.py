@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from free_ports import free_port
 from hypothesis import HealthCheck, settings
 from server_binaries import redis_binary
+
+from stream2llm_bench.demo.ports import free_port
 
 # A job started in the background inherits an ignored SIGINT, and so would every process that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import redis
 
 from stream2llm_bench.demo.children import Children
-from stream2llm_bench.demo.valkey import free_port, start_valkey
+from stream2llm_bench.demo.ports import FIRST, LAST, free_port
+from stream2llm_bench.demo.valkey import start_valkey
 from stream2llm_bench.demo.working import work_folder
 from stream2llm_bench.failing import Unavailable
 
@@ -90,7 +92,10 @@ def test_valkey_refuses_to_evict_and_ends_with_its_children(tmp_path: Path) -> N
 
 
 def test_a_free_port_is_free() -> None:
-    assert 0 < free_port() < 65_536
+    port = free_port()
+    assert FIRST <= port <= LAST
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
 
 
 def test_logs_are_kept_only_after_a_failure() -> None:

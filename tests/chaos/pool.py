@@ -15,7 +15,8 @@ from typing import Any
 
 import redis
 from forking import Launcher
-from free_ports import free_port
+
+from stream2llm_bench.demo.ports import free_port
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

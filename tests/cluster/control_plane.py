@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
@@ -21,6 +20,8 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from stream2llm_bench.demo.ports import free_port
+
 SERVICE_CIDR, API_SERVICE_IP = "10.96.0.0/16", "10.96.0.1"
 USERS = {"admin": ("admin", "system:masters"), "kcm": ("system:kube-controller-manager", "")}
 
@@ -32,7 +33,7 @@ class ControlPlane:
         self.work, self.kubernetes = work, kubernetes
         self.components = ["etcd", "kube-apiserver", *(["kube-controller-manager"] if controllers else [])]
         self.paths = programs.ensure(*self.components, "kubectl", kubernetes=kubernetes)
-        self.ports = {name: _free_port() for name in ("etcd", "peer", "api", "kcm")}
+        self.ports = {name: free_port() for name in ("etcd", "peer", "api", "kcm")}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -221,9 +222,3 @@ class ControlPlane:
                 "use-service-account-credentials": "true",
             }
         return [program, *(f"--{option}={value}" for option, value in options.items())]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

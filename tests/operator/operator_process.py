@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+
+from stream2llm_bench.demo.ports import free_port
 
 
 class RunningOperator:
@@ -17,7 +18,7 @@ class RunningOperator:
 
     def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
         self.kubeconfig, self.log, self.arguments = kubeconfig, log, arguments
-        self.health, self.metrics = _free_port(), _free_port()
+        self.health, self.metrics = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RunningOperator:
@@ -75,9 +76,3 @@ def wait_for(what: str, holds: object, timeout_s: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import redis
-from free_ports import free_port
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from server_binaries import redis_binary
@@ -22,6 +21,7 @@ from stream2llm.client import Client
 from stream2llm.connecting import connect
 from stream2llm.entries import Append, Open, encode
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.demo.ports import free_port
 from stream2llm_router.forwarding import Forwarder
 from stream2llm_router.metrics import RouterMetrics
 
@@ -29,12 +29,6 @@ pytestmark = pytest.mark.redis
 TENANT = "default"
 POOLS = ("tests/one", "tests/two")
 CHUNKS = 300
-
-
-def node_port() -> int:
-    port = free_port()
-    # The cluster's own port is this one and 10,000.
-    return port if port < 50_000 else node_port()
 
 
 def eventually(what: Callable[[], Any], describe: str) -> None:
@@ -51,19 +45,27 @@ class Cluster:
     """Three masters, all slots among them."""
 
     def __init__(self, binary: str, folder: Path) -> None:
-        self.ports = [node_port() for _ in range(3)]
+        self.folder = folder
+        self.ports = [free_port() for _ in range(3)]
         self.processes = []
         for port in self.ports:
             home = folder / str(port)
             home.mkdir()
             command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", ""]
             command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--appendonly", "no"]
-            self.processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        eventually(lambda: all(self.node(i).ping() for i in range(3)), "nodes do not answer")
+            command += ["--logfile", str(home / "log")]
+            self.processes.append(subprocess.Popen(command))
+        eventually(self._answer, "nodes do not answer")
         for i, (low, high) in enumerate(((0, 5460), (5461, 10922), (10923, 16383))):
             self.node(i).execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
             self.node(0).execute_command("CLUSTER", "MEET", "127.0.0.1", self.ports[i])
         eventually(lambda: all(self._whole(i) for i in range(3)), "the cluster does not form")
+
+    def _answer(self) -> bool:
+        for port, process in zip(self.ports, self.processes, strict=True):
+            log = self.folder / str(port) / "log"
+            assert process.poll() is None, f"the node on port {port} ended: {log.read_text()}"
+        return all(self.node(i).ping() for i in range(3))
 
     def _whole(self, i: int) -> bool:
         info = self.node(i).execute_command("CLUSTER", "INFO")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import redis
-from free_ports import free_port
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from server_binaries import redis_binary
@@ -22,6 +21,7 @@ from server_binaries import redis_binary
 from stream2llm.connecting import connect, connect_async
 from stream2llm.entries import Append, Open, encode
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.demo.ports import free_port
 from stream2llm_pod.serving.replies import Reply, ReplyEvent, ReplyWriter
 from stream2llm_router.forwarding import Forwarder
 from stream2llm_router.metrics import RouterMetrics

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import redis
-from free_ports import free_port
 
 from stream2llm.entries import Append, Finish, Open, encode
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.demo.ports import free_port
 
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/process")

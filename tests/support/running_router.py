@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from free_ports import free_port
+
+from stream2llm_bench.demo.ports import free_port
 
 COMMAND = [sys.executable, "-m", "stream2llm.commands.main"]
 START_S = 60.0

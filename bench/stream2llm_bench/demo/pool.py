@@ -17,7 +17,8 @@ from stream2llm.connecting import connect
 from stream2llm.errors import Stream2LLMError
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys
 from stream2llm_bench.demo.children import Children
-from stream2llm_bench.demo.valkey import free_port, start_valkey
+from stream2llm_bench.demo.ports import free_port
+from stream2llm_bench.demo.valkey import start_valkey
 from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.progress import Say
 

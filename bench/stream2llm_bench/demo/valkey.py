@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from stream2llm_bench.demo.children import Child, Children
+from stream2llm_bench.demo.ports import free_port
 from stream2llm_bench.failing import Unavailable
 
 START_TIMEOUT_S = 15.0
@@ -56,16 +57,6 @@ def server_argv(binary: str, port: int, folder: Path) -> list[str]:
         "--maxmemory-policy": "noeviction",
     }
     return [binary, *(part for pair in settings.items() for part in pair)]
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free now. Raises Unavailable if the system gives none."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", 0))
-        except OSError as error:
-            raise Unavailable(f"no free port on 127.0.0.1: {error}") from error
-        return int(probe.getsockname()[1])
 
 
 def _wait_for_answer(child: Child, port: int) -> bool:

@@ -20,7 +20,8 @@ from stream2llm.entries import encode as encode_entry
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys
 from stream2llm_bench.comparing import Ratio, ratio_of_pairs
 from stream2llm_bench.demo.children import Children
-from stream2llm_bench.demo.valkey import free_port, start_valkey
+from stream2llm_bench.demo.ports import free_port
+from stream2llm_bench.demo.valkey import start_valkey
 from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.route.roles import BARE_KEY, POD, open_fields, stream_names

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from free_ports import free_port
 from served_pod import COMMAND, kill, wait_for
 
+from stream2llm_bench.demo.ports import free_port
 from stream2llm_pod.serving.command import PLUGIN_NAME
 
 pytestmark = pytest.mark.e2e

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from free_ports import free_port
 from http_caller import Caller
 from running_router import COMMAND, RunningRouter, make_token, running_router
 from server_binaries import redis_binary
@@ -21,6 +20,7 @@ from standin_pod import StandInPod
 from stream2llm import Client, RedisRefused
 from stream2llm.connecting import PASSWORD_VARIABLE, URL_VARIABLE
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.demo.ports import free_port
 
 pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 POOL = "tests/apart"
