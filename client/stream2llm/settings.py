@@ -22,6 +22,8 @@ MAX_ID_CHARS = 128
 """Chunk and context item ids."""
 MAX_TIMEOUT_MS = 24 * 3_600_000
 """Idle timeout and deadline."""
+FORGOTTEN_MS = MAX_TIMEOUT_MS + 3_600_000
+"""Expiry of what is in use: above the longest time that it may be silent, so that only what is forgotten expires."""
 
 RETAIN_S = 600
 """How long the reply and the route of an ended stream are kept, in seconds."""

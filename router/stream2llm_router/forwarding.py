@@ -23,7 +23,7 @@ from stream2llm_router.judging import Verdict, judge, refused_as_internal
 from stream2llm_router.leasing import Leases
 from stream2llm_router.limits import TenantLimits, read_limits
 from stream2llm_router.metrics import RouterMetrics
-from stream2llm_router.placing import LIVE_MS, LOG_LIVE_MS, TOKEN_BYTES, Placing
+from stream2llm_router.placing import LOG_LIVE_MS, TOKEN_BYTES, Placing
 from stream2llm_router.recovering import Recovery
 from stream2llm_router.scripts import Fenced, Scripts, Stale
 from stream2llm_router.trimming import Trimming
@@ -260,7 +260,7 @@ class Forwarder:
             self._keys.prefix,
             tenant,
             self._retain_ms,
-            LIVE_MS,
+            settings.FORGOTTEN_MS,
             LOG_LIVE_MS,
             settings.MAX_STREAM_BYTES,
             MAX_HELD_STREAMS,

@@ -69,7 +69,8 @@ class Leases:
             return self._epochs.get(tenant)
         self._renew_at_s[tenant] = now_s + settings.LEASE_RENEW_MS / 1000
         try:
-            answer = self._scripts.call("lease", [self._keys.lease(tenant)], [self.router, settings.LEASE_MS])
+            keys = [self._keys.lease(tenant), self._keys.ingress(tenant)]
+            answer = self._scripts.call("lease", keys, [self.router, settings.LEASE_MS])
         except ResponseError as error:
             logger.error("the lease of tenant %s cannot be taken: %s", tenant, error)
             answer = None
@@ -81,5 +82,6 @@ class Leases:
 
     def _release(self, tenant: str) -> None:
         epoch = self._epochs[tenant]
-        self._scripts.call("release", [self._keys.lease(tenant)], [epoch])
+        keys = [self._keys.lease(tenant), self._keys.ingress(tenant)]
+        self._scripts.call("release", keys, [epoch, settings.FORGOTTEN_MS])
         self.drop(tenant)

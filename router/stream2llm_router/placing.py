@@ -9,7 +9,6 @@ from typing import Any
 
 import redis
 
-from stream2llm import settings
 from stream2llm.errors import ErrorCode
 from stream2llm.events import ErrorEvent, encode
 from stream2llm.keys import PoolKeys
@@ -20,8 +19,6 @@ from stream2llm_router.scripts import Ended, Scripts, Stale, Unfit
 
 logger = logging.getLogger(__name__)
 
-LIVE_MS = settings.MAX_TIMEOUT_MS + 3_600_000
-"""Expiry of a stream in use: above the longest time that it may be silent, so that only what is forgotten expires."""
 LOG_LIVE_MS = 3_600_000
 """A pod log that the router had to make anew, as its pod has just gone, expires after this."""
 MAX_ATTEMPTS = 3

@@ -32,8 +32,8 @@ class Recovery:
         """Fence the incarnations that are over."""
         for incarnation in self._fleet.silent():
             keys = [self._keys.pods, self._keys.incarnations, self._keys.gone, self._assigned(incarnation)]
-            arguments = [self._keys.prefix, incarnation.pod, incarnation.name, settings.HEARTBEAT_LAPSE_MS]
-            streams = self._scripts.call("fence", keys, arguments)
+            limits = [settings.HEARTBEAT_LAPSE_MS, settings.FORGOTTEN_MS]
+            streams = self._scripts.call("fence", keys, [self._keys.prefix, incarnation.pod, incarnation.name, *limits])
             if streams is not None:
                 logger.warning("pod %s is gone; it had %d streams", incarnation.pod, streams)
                 self._fleet.gone.append(incarnation)

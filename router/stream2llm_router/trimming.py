@@ -12,7 +12,6 @@ from stream2llm import settings
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.metrics import RouterMetrics
-from stream2llm_router.placing import LIVE_MS
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +46,12 @@ class Trimming:
             return
         pipeline = self._client.pipeline(transaction=True)
         pipeline.hset(self._keys.usage(tenant), "taken", added - length)
-        pipeline.pexpire(self._keys.usage(tenant), LIVE_MS)
+        pipeline.pexpire(self._keys.usage(tenant), settings.FORGOTTEN_MS)
         if missing:
             message = f"{missing} entries left ingress before they were forwarded; does a producer trim it (MAXLEN)?"
             logger.error("tenant %s: %s", tenant, message)
             self._metrics.rejected(ErrorCode.LOST, missing)
             fields: Any = {"code": ErrorCode.LOST, "message": message, "field": "", "ingress_id": "", "stream": ""}
             pipeline.xadd(self._keys.rejected(tenant), fields, maxlen=settings.MAX_REJECTED, approximate=True)
+            pipeline.pexpire(self._keys.rejected(tenant), settings.FORGOTTEN_MS)
         pipeline.execute()

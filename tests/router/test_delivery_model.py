@@ -106,7 +106,9 @@ class Pod:
         text = json.dumps(beat, separators=(",", ":"))[:-1]
         log = KEYS.log(self.name, self.incarnation)
         keys = [KEYS.pods, log, KEYS.incarnations]
-        answer: Any = self.script("heartbeat", keys, self.name, self.incarnation, text, 3_600_000, int(first))
+        answer: Any = self.script(
+            "heartbeat", keys, self.name, self.incarnation, text, 3_600_000, int(first), 90_000_000
+        )
         if not answer[2]:
             self.start()
 

@@ -383,7 +383,28 @@ def test_leases_grow_are_kept_and_are_given_back(bench: Bench) -> None:
     assert bench.client.hgetall(KEYS.routers) == {}
     later = second.hold([TENANT])[TENANT]
     assert int(later) > int(epoch)
-    assert scripts.call("lease", [KEYS.lease(TENANT)], ["one", 5000]) is None
+    assert scripts.call("lease", [KEYS.lease(TENANT), KEYS.ingress(TENANT)], ["one", 5000]) is None
+
+
+def test_a_released_tenant_leaves_no_empty_ingress(bench: Bench) -> None:
+    leases = Leases(bench.forwarder._scripts, KEYS, "one", Clock())
+    leases.hold([TENANT])
+    entry = bench.client.xadd(KEYS.ingress(TENANT), {"stream": "s"})
+    bench.client.xdel(KEYS.ingress(TENANT), entry)
+    leases.release_all()
+    assert not bench.client.exists(KEYS.ingress(TENANT), KEYS.lease(TENANT))
+
+
+def test_what_waits_in_a_released_ingress_expires_unless_somebody_comes(bench: Bench) -> None:
+    clock = Clock()
+    one, two = (Leases(bench.forwarder._scripts, KEYS, name, clock) for name in ("one", "two"))
+    one.hold([TENANT])
+    bench.client.xadd(KEYS.ingress(TENANT), {"stream": "s"})
+    one.release_all()
+    assert 24 * 3_600_000 < bench.client.pttl(KEYS.ingress(TENANT)) <= 25 * 3_600_000
+    two.hold([TENANT])
+    assert bench.client.pttl(KEYS.ingress(TENANT)) == -1
+    assert bench.client.xlen(KEYS.ingress(TENANT)) == 1
 
 
 def test_tenants_are_spread_over_the_routers_and_taken_over_when_one_goes(bench: Bench) -> None:

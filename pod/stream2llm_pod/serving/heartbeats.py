@@ -16,7 +16,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from stream2llm.keys import PoolKeys
-from stream2llm.settings import HEARTBEAT_LAPSE_MS, HEARTBEAT_MS, PROTOCOL_VERSION
+from stream2llm.settings import FORGOTTEN_MS, HEARTBEAT_LAPSE_MS, HEARTBEAT_MS, PROTOCOL_VERSION
 from stream2llm_pod.serving import scripts
 from stream2llm_pod.serving.clocks import RedisClock
 
@@ -165,13 +165,14 @@ class Heartbeats:
         """Take this incarnation off the list of pods and drop its log; `failed` if something here has ended it."""
         pod, incarnation = self._identity.pod, self._identity.incarnation
         keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations, self._keys.gone]
-        await self._call("retire", [*keys, self._keys.assigned(pod, incarnation)], pod, incarnation, int(failed))
+        keys.append(self._keys.assigned(pod, incarnation))
+        await self._call("retire", keys, pod, incarnation, int(failed), FORGOTTEN_MS)
 
     async def _write(self, *, first: bool) -> tuple[int, bytes, bool]:
         pod, incarnation = self._identity.pod, self._identity.incarnation
         text = heartbeat(self._identity, self._state(), self._load())
         keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations]
-        answer = await self._call("heartbeat", keys, pod, incarnation, text, LOG_LIVE_MS, int(first))
+        answer = await self._call("heartbeat", keys, pod, incarnation, text, LOG_LIVE_MS, int(first), FORGOTTEN_MS)
         now_ms = int(answer[0])
         self._clock.observe(now_ms)
         return now_ms, answer[1], bool(answer[2])

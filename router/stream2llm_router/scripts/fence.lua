@@ -1,6 +1,6 @@
 -- Declare one incarnation of a pod gone, once and for all routers: it is silent, or its pod has started anew.
 -- KEYS  pods  incarnations  gone  assigned
--- ARGV  prefix  pod  incarnation  lapse_ms
+-- ARGV  prefix  pod  incarnation  lapse_ms  forgotten_ms
 -- Returns the number of streams that it had, or nil if it is there after all or was declared gone before.
 --
 -- Of its streams those are blamed that have failed most often before: whatever ends pods is among them, and streams
@@ -16,6 +16,7 @@ if readable and type(beat) == 'table' and beat.incarnation == ARGV[3] then
   redis.call('HDEL', KEYS[1], ARGV[2])
 end
 redis.call('SMOVE', KEYS[2], KEYS[3], member)
+redis.call('PEXPIRE', KEYS[3], ARGV[5])
 local streams = redis.call('HKEYS', KEYS[4])
 local most, failures = 0, {}
 for i, stream in ipairs(streams) do

@@ -58,6 +58,7 @@ end
 local function reject(entry, code)
   write('XADD', REJECTED, 'MAXLEN', '~', MAX_REJECTED, '*', 'code', code, 'message', entry.message, 'field', entry.field,
     'ingress_id', entry.id, 'stream', entry.stream)
+  write('PEXPIRE', REJECTED, LIVE_MS)
   codes[#codes + 1] = code
 end
 

@@ -321,7 +321,7 @@ def registry(incarnation: str) -> tuple[str, ...]:
 
 
 def retire(client: redis.Redis, incarnation: str) -> Any:
-    return client.eval(scripts.load("retire").source, 5, *registry(incarnation), "p", incarnation, 0)
+    return client.eval(scripts.load("retire").source, 5, *registry(incarnation), "p", incarnation, 0, 90_000_000)
 
 
 def test_retire_leaves_a_newer_incarnation_alone(client: redis.Redis) -> None:
