@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from standin_pod import StandInPod
 from stream2llm import AsyncClient, Client, RedisTLS, Unreachable
 from stream2llm.connecting import CA_FILE_VARIABLE, CERT_FILE_VARIABLE, KEY_FILE_VARIABLE, URL_VARIABLE, connect
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.demo.ports import free_port
 from stream2llm_pod.serving.command import CannotServe, check_redis
 
 pytestmark = pytest.mark.redis
@@ -65,9 +64,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureServer]:
         certificate.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
     (folder / "users.acl").write_text(f"user default on >{PASSWORD.replace(' ', '_')} ~* &* +@all\n")
     (folder / "password").write_text(PASSWORD + "\n")
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [binary, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
     command += [
         "--save",

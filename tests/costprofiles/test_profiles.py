@@ -140,3 +140,12 @@ def test_without_a_gpu_it_says_what_to_do(tmp_path: Path, capsys: pytest.Capture
         pytest.skip("there is a GPU")
     assert script("measure_without_vllm").main(["--output", str(tmp_path / "p.json")]) == 1
     assert "there is no CUDA device; --dry-run tries the script on the CPU" in capsys.readouterr().err
+
+
+def test_the_measured_ones_name_how_they_were_made() -> None:
+    measured = [parse_profile(path.read_bytes()) for path in PROFILES if b'"source": "measured"' in path.read_bytes()]
+    assert [profile.gpu for profile in measured] == ["cpu"]
+    for profile in measured:
+        assert profile.measured_at
+        assert list(profile.prefill.ms) == sorted(profile.prefill.ms)
+        assert len(profile.prefill.mad_ms) == len(profile.prefill.tokens)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 import redis
 
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.demo.ports import free_port
 
 MESSAGES = [
     {"role": "system", "content": "Answer from the documents."},
@@ -169,9 +168,7 @@ class Pod:
 
 def start_pod(model: Path, redis_port: int, folder: Path, *arguments: str, name: str = "pod-a") -> Pod:
     """Start a pod and return once it takes streams."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [*COMMAND, "serve", "--model", str(model), "--redis", f"redis://127.0.0.1:{redis_port}", "--pod", name]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32"]
     command += ["--max-model-len", "2048", "--max-num-seqs", "64", "--enforce-eager", *arguments]
