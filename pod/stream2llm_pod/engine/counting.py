@@ -23,7 +23,13 @@ PLAIN_TOTALS = (
     "failed_requests",
     "ignored_operations",
 )
-PLAIN_GAUGES = ("open_streams", "parked_streams", "prefill_backlog_tokens", "kv_cache_usage_ratio")
+PLAIN_GAUGES = (
+    "open_streams",
+    "parked_streams",
+    "prefill_backlog_tokens",
+    "prefill_backlog_seconds",
+    "kv_cache_usage_ratio",
+)
 
 
 def named(name: str, *labels: str) -> str:
@@ -49,7 +55,7 @@ class Counters:
     preemptions: dict[tuple[str, str], int] = field(default_factory=lambda: dict.fromkeys(PREEMPTIONS, 0))
     """(kind, cause) → how many."""
     preemption_cost_s: dict[tuple[str, str], float] = field(default_factory=lambda: dict.fromkeys(PREEMPTIONS, 0.0))
-    """As predicted from the cost profile when they were decided; 0 without one."""
+    """As predicted when they were decided, from the cost profile or from what was seen; 0 while neither is known."""
     swapped_bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DIRECTIONS, 0))
     recomputed_tokens: int = 0
     prefill_tokens: int = 0
@@ -75,6 +81,8 @@ class Counters:
     open_streams: int = 0
     parked_streams: int = 0
     prefill_backlog_tokens: int = 0
+    prefill_backlog_seconds: float = 0.0
+    """As the cost profile predicts, or as prefill was seen to take; 0 while neither is known."""
     kv_cache_usage_ratio: float = 0.0
     corrections: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CURVES, 0.0))
     """Observed ÷ predicted by curve, as far as it has been learnt; 0 without a cost profile."""

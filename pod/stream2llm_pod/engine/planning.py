@@ -359,12 +359,13 @@ class TwoPhaseMixin(Base):
         spans: list[Span] = []
         if output.total_num_scheduled_tokens > len(scheduled) or starts:
             spans = self._count_prefill(scheduled)
-        if self.costs is not None:
-            # A step that copies takes longer than its tokens.
-            timed = substantial(spans, output.total_num_scheduled_tokens) and not copies_in(
-                output.kv_connector_metadata
-            )
-            self._step_times.left(output, spans if timed else (), self.clock())
+        # A step that copies takes longer than its tokens.
+        timed = (
+            bool(spans)
+            and substantial(spans, output.total_num_scheduled_tokens)
+            and not copies_in(output.kv_connector_metadata)
+        )
+        self._step_times.left(output, spans if timed else (), self.clock())
         if output.total_num_scheduled_tokens:
             self._empty_steps = 0
         elif plan is not None and plan.grants:
@@ -430,10 +431,9 @@ class TwoPhaseMixin(Base):
         return super().make_stats(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        if self.costs is not None:
-            timed = self._step_times.ended(scheduler_output, self.clock())
-            if timed is not None:
-                self.costs.observe_prefill(*timed)
+        timed = self._step_times.ended(scheduler_output, self.clock())
+        if timed is not None:
+            self.preemptions.figures.observe_prefill(*timed)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.log_stats and self._open_ids and not self.has_unfinished_requests():
             self._send_last_figures(outputs)
@@ -465,6 +465,12 @@ class TwoPhaseMixin(Base):
         if self.costs is not None:
             counters.corrections = self.costs.corrections
         counters.kv_cache_usage_ratio = self.get_kv_cache_usage()
-        counters.prefill_backlog_tokens = sum(
-            max(request.num_prompt_tokens - request.num_computed_tokens, 0) for request in self.requests.values()
-        )
+        backlog = [
+            (computed_tokens, request.num_prompt_tokens)
+            for req_id, request in self.requests.items()
+            # What lies in the host pool need not be computed.
+            if (computed_tokens := max(request.num_computed_tokens, self.host_pool.tokens(req_id)))
+            < request.num_prompt_tokens
+        ]
+        counters.prefill_backlog_tokens = sum(end - start for start, end in backlog)
+        counters.prefill_backlog_seconds = self.preemptions.figures.prefill_ms(backlog) / 1e3

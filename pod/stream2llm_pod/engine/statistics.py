@@ -129,7 +129,7 @@ class StreamPromMetrics(KVConnectorPromMetrics):
                 self._counter_cls,
                 "preemption_cost_seconds",
                 "preemption_cost_seconds_total",
-                "What preemptions cost as the cost profile predicts; 0 without one.",
+                "What preemptions cost, as the cost profile predicts or as steps and copies were seen to take.",
                 ("kind", "cause"),
                 PREEMPTIONS,
             ),
@@ -168,6 +168,9 @@ class StreamPromMetrics(KVConnectorPromMetrics):
             "open_streams": self._gauge("engine_open_streams", "Streams whose prompt may still grow."),
             "parked_streams": self._gauge("engine_parked_streams", "Streams that wait for their producer."),
             "prefill_backlog_tokens": self._gauge("prefill_backlog_tokens", "Known prompt tokens not yet computed."),
+            "prefill_backlog_seconds": self._gauge(
+                "prefill_backlog_seconds", "Time that computing them will take this pod, if nothing else ran."
+            ),
             "kv_cache_usage_ratio": self._gauge("kv_cache_usage_ratio", "KV blocks in use, 0 to 1."),
         }
 

@@ -395,9 +395,9 @@ class StreamingMixin(Base):
         self.counters.swapped_bytes[Direction.IN] += len(copies.into) * self._block_bytes
 
     def _note_timed_copy(self, copy: TimedCopy) -> None:
-        if self.costs is not None:
-            observe = self.costs.observe_swap_out if copy.direction is Direction.OUT else self.costs.observe_swap_in
-            observe(copy.blocks * self.block_size, copy.seconds * 1e3)
+        figures = self.preemptions.figures
+        observe = figures.observe_swap_out if copy.direction is Direction.OUT else figures.observe_swap_in
+        observe(copy.blocks * self.block_size, copy.seconds * 1e3)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         if reset_running_requests:

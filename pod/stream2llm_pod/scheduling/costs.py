@@ -149,6 +149,10 @@ class CostModel:
         """One step that computes for each request its tokens from `start` up to `end`, uncorrected."""
         return self.prefill.overhead_ms + sum(self.prefill.span_ms(start, end) for start, end in spans)
 
+    def prefill_ms(self, spans: Iterable[tuple[int, int]]) -> float:
+        """Computing for each request its tokens from `start` up to `end`, in steps that run anyway."""
+        return sum(self.prefill.span_ms(start, end) for start, end in spans) * self._prefill_correction.ratio
+
     # ---------------------------------------------------------------- observations
     def observe_prefill(self, spans: Iterable[tuple[int, int]], ms: float) -> None:
         """One step that computed for each request its tokens from `start` up to `end` took `ms`."""

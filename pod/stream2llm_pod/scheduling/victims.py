@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from stream2llm_pod.scheduling.costs import CostModel, Preemption, choose
+from stream2llm_pod.scheduling.learnt import LearntCosts
 from stream2llm_pod.scheduling.views import Victim
 
 COST = "cost"
@@ -45,7 +46,13 @@ class Preemptions:
         if kind == COST and costs is None:
             raise ValueError("preemption 'cost' needs a cost profile (--cost-profile)")
         self.kind, self.costs = kind, costs
+        self._learnt = LearntCosts()
         self._has_room = has_room
+
+    @property
+    def figures(self) -> CostModel | LearntCosts:
+        """What reported costs come from: without a cost profile, what was learnt while serving."""
+        return self.costs or self._learnt
 
     def choose(self, tokens: int, kept_tokens: int) -> Preemption:
         """For a victim with `tokens` computed tokens, of which the prefix cache would give back the first
@@ -58,12 +65,10 @@ class Preemptions:
         return Preemption.SWAP if has_room and tokens > 0 else Preemption.RECOMPUTE
 
     def cost_ms(self, how: Preemption, tokens: int, kept_tokens: int) -> float:
-        """Predicted cost of that preemption, in milliseconds; 0 without a cost profile."""
-        if self.costs is None:
-            return 0.0
+        """Predicted cost of that preemption, in milliseconds; 0 while nothing is known."""
         if how is Preemption.SWAP:
-            return self.costs.swap_ms(tokens)
-        return self.costs.recompute_ms(tokens, kept_tokens)
+            return self.figures.swap_ms(tokens)
+        return self.figures.recompute_ms(tokens, kept_tokens)
 
     def price(self, tokens: int, kept_tokens: int) -> float:
         """What to compare victims by: milliseconds, or the tokens that are lost where no cost profile is known."""

@@ -83,6 +83,48 @@ def test_steps_that_take_longer_than_predicted_raise_the_correction(
     assert driver.scheduler.counters.corrections["prefill"] == pytest.approx(2.0, rel=0.02)
 
 
+def test_the_backlog_in_seconds_is_what_the_profile_says(simulated_engines: Callable[[bool], Engine]) -> None:
+    driver = engine_with(simulated_engines(False), SWAP_IS_CHEAP_FOR_LONG)
+    names = [f"{next(_numbers)}" for _ in range(2)]
+    driver.open(names[0], tokens(1, 100), 1)
+    driver.run()
+    driver.append(names[0], tokens(2, 60))
+    driver.add(names[1], tokens(3, 50), 1)
+    counters = driver.scheduler.counters
+    driver.scheduler._observe()
+    assert counters.prefill_backlog_tokens == 110
+    ratio = driver.scheduler.costs.corrections["prefill"]
+    # STEEP_WHOLE: 1 ms a token.
+    assert counters.prefill_backlog_seconds == pytest.approx(0.110 * ratio)
+    driver.finish(names[0])
+    driver.run()
+    driver.scheduler._observe()
+    assert (counters.prefill_backlog_tokens, counters.prefill_backlog_seconds) == (0, 0.0)
+
+
+def test_without_a_profile_costs_are_learnt_from_the_steps(simulated_engines: Callable[[bool], Engine]) -> None:
+    engine = simulated_engines(False)
+    engine.renew(Shape(blocks=10, budget_tokens=256, preemption="recompute", prefix_caching=False))
+    driver = Driver(engine)
+    counters = driver.scheduler.counters
+    name = f"{next(_numbers)}"
+    driver.open(name, tokens(1, LONG), 2)
+    driver.run()
+    # The simulated hardware needs 4 ms and 20 us a token.
+    step_ms = 4 + 0.02 * LONG
+    driver.add(f"{name}-rival", tokens(2, 10 * BLOCK_SIZE - 2), 2)
+    while driver.scheduler.streams[name].preemptions == 0:
+        driver.scheduler._observe()
+        assert counters.prefill_backlog_seconds == pytest.approx(
+            counters.prefill_backlog_tokens * step_ms / LONG / 1e3, rel=0.01
+        )
+        driver.step()
+    assert counters.preemption_cost_s["recompute", "memory"] == pytest.approx(step_ms / 1e3, rel=0.01)
+    driver.finish(name)
+    driver.run()
+    check_ended(driver.engine)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
