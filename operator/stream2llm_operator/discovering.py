@@ -36,5 +36,13 @@ def discover(available: set[str]) -> str | Finding:
     return next(iter(available))
 
 
+def missing(available: set[str], product: str, resource: str) -> str:
+    """Why no node can take a pod that asks for this product; empty where one can."""
+    if product in available:
+        return ""
+    others = f"nodes have {', '.join(sorted(available))}" if available else "no node offers any"
+    return f"no node offers {resource} with the label {PRODUCT_LABEL}={product}; {others}"
+
+
 def is_shared(product: str) -> bool:
     return product.endswith(SHARED_SUFFIXES)

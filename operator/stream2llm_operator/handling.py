@@ -89,11 +89,12 @@ def make_registry(queue: WorkQueue, *, reads_nodes: bool) -> kopf.OperatorRegist
 
         def node_seen(body: kopf.Body, event: Mapping[str, Any], **kwargs: Any) -> None:
             """A product that comes or goes concerns everybody, and every other change of a node nobody."""
-            name, product = body["metadata"]["name"], (body["metadata"].get("labels") or {}).get(PRODUCT_LABEL)
-            if event["type"] == "DELETED":
-                product = None
-            if seen.get(name) != product:
-                seen[name] = product
+            name, offer = body["metadata"]["name"], None
+            if event["type"] != "DELETED":
+                product = (body["metadata"].get("labels") or {}).get(PRODUCT_LABEL)
+                offer = (product, devices((body.get("status") or {}).get("allocatable") or {}))
+            if seen.get(name) != offer:
+                seen[name] = offer
                 for key in list(kwargs["resources"]):
                     queue.add(key)
 
@@ -113,6 +114,11 @@ def make_registry(queue: WorkQueue, *, reads_nodes: bool) -> kopf.OperatorRegist
 
         kopf.index(*NODES, id="nodes", registry=registry)(index_node)
     return registry
+
+
+def devices(allocatable: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the extended resources that a node offers: a label may be there long before its devices are."""
+    return frozenset(name for name, count in allocatable.items() if "/" in name and str(count) != "0")
 
 
 def _key(body: Mapping[str, Any]) -> Key:

@@ -22,7 +22,7 @@ from stream2llm_operator.desired.profiling import (
 from stream2llm_operator.desired.serving import PROFILE_KEY, MountedProfile, needs_profile
 from stream2llm_operator.pool import Pool
 from stream2llm_operator.status.deriving import ProfileInUse, Verdict
-from stream2llm_operator.status.diagnosing import Finding, diagnose
+from stream2llm_operator.status.diagnosing import ANY_GPUS, Finding, GPUs, diagnose
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class ProfileFacts:
     config_map: Mapping[str, Any] | None
     job: Mapping[str, Any] | None = None
     pods: Sequence[Mapping[str, Any]] = ()
+    gpus: GPUs = ANY_GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def _outcome(request: ProfileRequest, facts: ProfileFacts) -> CostProfile | Find
     """What the Job has come to: a profile, why there is none, or None while it runs."""
     assert facts.job is not None
     if not _is_finished(facts.job):
-        return diagnose(facts.pods)
+        return diagnose(facts.pods, facts.gpus)
     # After a disruption there is more than one; the newest has the result.
     for pod in sorted(facts.pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""), reverse=True):
         ended = _terminated(pod)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,13 +28,13 @@ from stream2llm_operator.desired.naming import (
 from stream2llm_operator.desired.profiling import JOB_DIGEST_ANNOTATION, ProfileRequest, profile_request
 from stream2llm_operator.desired.refusing import refusals
 from stream2llm_operator.desired.serving import needs_profile
-from stream2llm_operator.discovering import discover, is_shared, products
+from stream2llm_operator.discovering import discover, is_shared, missing, products
 from stream2llm_operator.kube import ApiError, KubeApi
 from stream2llm_operator.pool import OperatorSettings, Pool
 from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide
 from stream2llm_operator.queueing import Key
 from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
-from stream2llm_operator.status.diagnosing import Finding
+from stream2llm_operator.status.diagnosing import Finding, GPUs
 from stream2llm_operator.status.reasons import READY, STALLED
 from stream2llm_operator.viewing import Body, View
 
@@ -103,12 +103,12 @@ class Reconciler:
                 stalled = await self._act_on_profile(pool, request, decision, product)
         pods = self._workload(pool, pool.name, "pod")
         result = verdicts(
-            pool,
             stalled=stalled,
             profiled=decision.verdict,
             pods=pods,
             routers=self._workload(pool, router_name(pool), "router"),
             waiting_for_profile=not decision.may_start_pods,
+            gpus=self._gpus(pool, product),
         )
         wanted = status(
             pool,
@@ -136,13 +136,19 @@ class Reconciler:
             if wanted:
                 return wanted, None
             return None, Finding("GPUProductUnknown", "this operator may not read nodes; set gpu.product")
-        available = products(nodes, pool.spec.gpu.resource_name if pool.spec.gpu else "nvidia.com/gpu")
+        available = products(nodes, _gpu_resource(pool))
         found = wanted or discover(available)
         if isinstance(found, Finding):
             return None, found
         if is_shared(found):
             return found, Finding("SharedGPU", f"nodes with {found} share their GPUs")
         return found, None
+
+    def _gpus(self, pool: Pool, product: str | None) -> GPUs:
+        resource, nodes = _gpu_resource(pool), self._view.nodes()
+        if pool.spec.engine.device == "CPU" or product is None or nodes is None:
+            return GPUs(resource)
+        return GPUs(resource, missing(products(nodes, resource), product, resource))
 
     async def _decide_profile(
         self, pool: Pool, request: ProfileRequest | None, unknown: Finding | None, product: str | None
@@ -155,7 +161,7 @@ class Reconciler:
             if reference is not None:
                 facts = ProfileFacts(await self._api.get("ConfigMap", pool.namespace, reference.name))
             else:
-                facts = self._measuring_facts(pool, request)
+                facts = replace(self._measuring_facts(pool, request), gpus=self._gpus(pool, product))
                 made = profiling.job(pool, self._settings, product, request, [pool])
                 digest = made["metadata"]["annotations"][JOB_DIGEST_ANNOTATION]
         return decide(pool, request, unknown, facts, job_digest=digest, now=self._now())
@@ -387,6 +393,10 @@ def _conflict(manifest: Mapping[str, Any]) -> Finding:
 
 def _rejected(manifest: Mapping[str, Any], error: ApiError) -> Finding:
     return Finding("TemplateRejected", f"{manifest['kind']} {manifest['metadata']['name']}: {error.message[:800]}")
+
+
+def _gpu_resource(pool: Pool) -> str:
+    return pool.spec.gpu.resource_name if pool.spec.gpu is not None else "nvidia.com/gpu"
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -134,7 +134,8 @@ def job(
         "name": "profile",
         "args": arguments,
         "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "File",
+        # What ends before it can write the message has its last words in the log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     pod = pod_spec(pool, settings, container, gpu_product)
     pod |= {

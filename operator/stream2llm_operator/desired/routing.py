@@ -35,6 +35,7 @@ def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
         "ports": [{"name": "http", "containerPort": ROUTER_PORT, "protocol": "TCP"}],
         "resources": merged(RESOURCES, dict(pool.spec.router.resources)),
         "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
         # It is healthy while it reaches Redis. Restarting it would not bring Redis back, so liveness asks for less.
         "readinessProbe": {

@@ -61,6 +61,8 @@ def deployment(
             *redis.env,
         ],
         "ports": [{"name": "http", "containerPort": POD_PORT, "protocol": "TCP"}],
+        # So that the status of the resource can say why a pod ends again and again.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
         "startupProbe": _probe(
             "/health",

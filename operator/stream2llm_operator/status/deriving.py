@@ -9,7 +9,7 @@ from typing import Any
 from stream2llm.keys import PoolKeys
 from stream2llm_operator.desired.naming import PODS_LABEL, ROUTER_PORT, router_name
 from stream2llm_operator.pool import Pool
-from stream2llm_operator.status.diagnosing import Finding, diagnose
+from stream2llm_operator.status.diagnosing import Finding, GPUs, diagnose
 from stream2llm_operator.status.reasons import (
     CONDITIONS,
     PODS_READY,
@@ -48,7 +48,7 @@ class ProfileInUse:
     rerun_id: str = ""
 
 
-def workload_verdict(workload: Workload, *, gpu_resource: str, all_ready: bool) -> Verdict:
+def workload_verdict(workload: Workload, *, gpus: GPUs, all_ready: bool) -> Verdict:
     """Whether pods are ready. all_ready: every one that is asked for, in its newest form; else one is enough."""
     deployment = workload.deployment
     if deployment is None:
@@ -62,7 +62,7 @@ def workload_verdict(workload: Workload, *, gpu_resource: str, all_ready: bool) 
     count = f"{ready} of {wanted} ready"
     if ready >= wanted and settled:
         return Verdict(True, "AllReady", count)
-    trouble = diagnose(workload.pods, gpu_resource)
+    trouble = diagnose(workload.pods, gpus)
     if ready > 0 and not all_ready:
         return Verdict(True, "AllReady", f"{count}{f'; {trouble.message}' if trouble else ''}")
     if trouble is not None:
@@ -89,20 +89,19 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 def verdicts(
-    pool: Pool,
     *,
     stalled: Finding | None,
     profiled: Verdict,
     pods: Workload,
     routers: Workload,
     waiting_for_profile: bool,
+    gpus: GPUs,
 ) -> dict[str, Verdict]:
     """All conditions by name. What stands in the way most becomes Ready's reason."""
-    gpu_resource = pool.spec.gpu.resource_name if pool.spec.gpu is not None else "nvidia.com/gpu"
     result = {
         PROFILED: profiled,
-        PODS_READY: workload_verdict(pods, gpu_resource=gpu_resource, all_ready=True),
-        ROUTER_READY: workload_verdict(routers, gpu_resource=gpu_resource, all_ready=False),
+        PODS_READY: workload_verdict(pods, gpus=gpus, all_ready=True),
+        ROUTER_READY: workload_verdict(routers, gpus=GPUs(), all_ready=False),
         SCALING_READY: Verdict(True, "NotAutoscaled"),
         STALLED: Verdict(False, "AsWanted") if stalled is None else Verdict(True, stalled.reason, stalled.message),
     }

@@ -29,25 +29,33 @@ class Finding:
     message: str
 
 
-def diagnose(pods: Iterable[Mapping[str, Any]], gpu_resource: str = "nvidia.com/gpu") -> Finding | None:
+@dataclass(frozen=True, slots=True)
+class GPUs:
+    """What pods ask for. missing: why no node has it, empty where one has or where nodes cannot be read."""
+
+    resource: str = "nvidia.com/gpu"
+    missing: str = ""
+
+
+ANY_GPUS = GPUs()
+
+
+def diagnose(pods: Iterable[Mapping[str, Any]], gpus: GPUs = ANY_GPUS) -> Finding | None:
     """The most telling trouble among these pods; None where there is none, or only time is needed.
 
     Pods that are being deleted do not count: they are on their way out.
     """
     found = [
-        finding
-        for pod in pods
-        if not pod["metadata"].get("deletionTimestamp")
-        for finding in _findings(pod, gpu_resource)
+        finding for pod in pods if not pod["metadata"].get("deletionTimestamp") for finding in _findings(pod, gpus)
     ]
     return min(found, key=lambda finding: _RANK.index(finding.reason), default=None)
 
 
-def _findings(pod: Mapping[str, Any], gpu_resource: str) -> Iterator[Finding]:
+def _findings(pod: Mapping[str, Any], gpus: GPUs) -> Iterator[Finding]:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            yield _unschedulable(name, str(condition.get("message", "")), gpu_resource)
+            yield _unschedulable(name, str(condition.get("message", "")), gpus)
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason", ""), str(waiting.get("message", ""))
@@ -68,8 +76,10 @@ def _findings(pod: Mapping[str, Any], gpu_resource: str) -> Iterator[Finding]:
             yield Finding("CrashLoop", _cut(f"{where}, {container.get('restartCount', 0)} restarts: {words}"))
 
 
-def _unschedulable(name: str, message: str, gpu_resource: str) -> Finding:
-    if f"Insufficient {gpu_resource}" in message:
+def _unschedulable(name: str, message: str, gpus: GPUs) -> Finding:
+    if gpus.missing:
+        return Finding("NoGPUNode", _cut(f"pod {name}: {gpus.missing}"))
+    if f"Insufficient {gpus.resource}" in message:
         return Finding("WaitingForGPU", _cut(f"pod {name}: {message}"))
     return Finding("Unschedulable", _cut(f"pod {name}: {message}"))
 

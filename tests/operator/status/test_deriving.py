@@ -6,7 +6,7 @@ from scenarios import MINIMAL, pool
 
 from stream2llm_operator.api.status import Status
 from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
-from stream2llm_operator.status.diagnosing import Finding
+from stream2llm_operator.status.diagnosing import Finding, GPUs
 from stream2llm_operator.status.reasons import CONDITIONS, REASONS
 
 POOL = pool(MINIMAL)
@@ -38,12 +38,12 @@ def found(
     waiting_for_profile: bool = False,
 ) -> dict[str, Verdict]:
     return verdicts(
-        POOL,
         stalled=stalled,
         profiled=profiled,
         pods=pods,
         routers=routers,
         waiting_for_profile=waiting_for_profile,
+        gpus=GPUs(),
     )
 
 

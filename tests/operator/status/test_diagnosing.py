@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stream2llm_operator.status.diagnosing import MAX_MESSAGE_CHARS, Finding, diagnose
+from stream2llm_operator.status.diagnosing import MAX_MESSAGE_CHARS, Finding, GPUs, diagnose
 
 
 def pod(name: str = "a", *, scheduled: str | None = None, deleted: bool = False, **container: Any) -> dict[str, Any]:
@@ -58,6 +58,12 @@ def pod(name: str = "a", *, scheduled: str | None = None, deleted: bool = False,
 )
 def test_each_trouble_has_its_reason(sick: dict[str, Any], reason: str, words: str) -> None:
     assert diagnose([sick]) == Finding(reason, words)
+
+
+def test_a_gpu_that_no_node_has_is_not_waited_for() -> None:
+    sick = pod(scheduled="0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")
+    assert diagnose([sick], GPUs(missing="no node offers it")) == Finding("NoGPUNode", "pod a: no node offers it")
+    assert diagnose([pod()], GPUs(missing="no node offers it")) is None
 
 
 def test_what_a_person_must_mend_comes_before_what_time_heals() -> None:
