@@ -155,7 +155,7 @@ class Stream:
         """Reply events up to the terminal one, non-terminal errors among them.
 
         timeout_s: longest silence between events; accept_timeout_s: longest wait for the first; None for no limit.
-        Raises NoAnswer when it is over, ReplyGone if the reply has expired.
+        Raises NoAnswer when it is over, ReplyGone if the reply has expired, ValueError for an id that is none.
         """
         for _, event in self.events_with_ids(after=after, timeout_s=timeout_s, accept_timeout_s=accept_timeout_s):
             yield event

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import redis
 import redis.asyncio
 import redis.asyncio.sentinel
+import redis.exceptions
 import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
@@ -177,6 +178,16 @@ def read_password(password_file: str | None) -> str | None:
     if password_file:
         return Path(password_file).read_text().rstrip("\n")
     return os.environ.get(PASSWORD_VARIABLE) or None
+
+
+def explained(error: Exception) -> str:
+    """What a Redis client has raised, with the remedy where the server refuses the login."""
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return (
+            f"the login is refused: {error}; the password comes from {PASSWORD_VARIABLE} or --redis-password-file, "
+            "the user from the URL (redis://USER@HOST)"
+        )
+    return str(error)
 
 
 _SENTINEL_OPTIONS = {"socket_timeout": 5.0}

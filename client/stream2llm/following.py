@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +11,28 @@ from typing import Any
 from stream2llm import settings
 from stream2llm.errors import NoAnswer, ReplyGone
 from stream2llm.events import Event, is_terminal, parse_event
-from stream2llm.keys import PoolKeys
+from stream2llm.keys import PoolKeys, check_stream
 
 logger = logging.getLogger(__name__)
 
 BATCH_EVENTS = 500
 START = "0"
+_EVENT_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+_MAX_ID_PART = 2**64 - 1
+
+
+def check_event_id(text: str) -> str:
+    """Return the id of a reply's event, or raise ValueError naming what is wrong with it."""
+    if not _EVENT_ID.fullmatch(text) or any(int(part) > _MAX_ID_PART for part in text.split("-")):
+        raise ValueError(f"{text[:60]!r} is no event id; they look like 1764482400000-0, and {START} is the beginning")
+    return text
 
 
 class Following:
     """Reads one reply from the event after `after` to the terminal one.
 
     timeout_s: the longest silence between events; accept_timeout_s: the longest wait for the first one, as nobody else
-    would tell that no router is there. None for no limit.
+    would tell that no router is there. None for no limit. Raises ValueError for a stream or event id that is none.
     """
 
     def __init__(
@@ -36,8 +46,8 @@ class Following:
         accept_timeout_s: float | None = settings.ACCEPT_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.key = keys.reply(tenant, stream)
-        self.after = after
+        self.key = keys.reply(tenant, check_stream(stream))
+        self.after = check_event_id(after)
         self.ended = False
         self._pool, self._tenant, self._stream = keys.pool, tenant, stream
         self._timeout_s, self._accept_timeout_s = timeout_s, accept_timeout_s

@@ -103,3 +103,11 @@ def check_tenant(tenant: str) -> str:
     if not TENANT_PATTERN.fullmatch(tenant):
         raise ValueError(f"tenant {tenant!r} must be 1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'")
     return tenant
+
+
+def check_stream(stream: str) -> str:
+    """Return the stream id, or raise ValueError naming what is wrong with it."""
+    if not STREAM_PATTERN.fullmatch(stream):
+        shown = stream if len(stream) <= 140 else stream[:140] + "…"
+        raise ValueError(f"stream {shown!r} must be 1 to 128 of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
+    return stream

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from redis import exceptions
 
+from stream2llm.connecting import explained
 from stream2llm.errors import RedisRefused, Unreachable
 
 FIRST_DELAY_S = 0.1
@@ -51,5 +52,5 @@ class Retrying:
             if over:
                 raise Unreachable(f"Redis cannot be reached: {error}") from error
         elif over or not isinstance(error, _PASSING):
-            raise RedisRefused(f"Redis refuses: {error}") from error
+            raise RedisRefused(f"Redis refuses: {explained(error)}") from error
         return float(min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S))

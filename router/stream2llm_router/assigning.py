@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from stream2llm import settings
 
@@ -106,6 +107,48 @@ def able(pod: Pod, now_ms: int, given: Given = NOTHING, lapse_ms: int = settings
         and now_ms - pod.beat_ms < lapse_ms
         and pod.open_streams + given.streams < pod.max_open_streams
     )
+
+
+class Lack(StrEnum):
+    """Why no pod can take a stream."""
+
+    NO_POD = "no_pod"
+    """No pod has sent a heartbeat lately."""
+    OTHER_PROTOCOL = "other_protocol"
+    """All that are there speak another version of the protocol."""
+    LEAVING = "leaving"
+    """All that are there take no new streams, as they leave."""
+    NO_ROOM = "no_room"
+    """All that would do have as many open streams as they take, or each has a stream on trial."""
+    OTHER_MODEL = "other_model"
+    """The stream has sent tokens, and no pod with their model takes streams."""
+
+    def told(self) -> str:
+        """As a clause: what there is instead of a pod."""
+        return _TOLD[self]
+
+
+_TOLD = {
+    Lack.NO_POD: "no pod is there",
+    Lack.OTHER_PROTOCOL: "all pods that are there speak another version of the protocol",
+    Lack.LEAVING: "all pods that are there are leaving",
+    Lack.NO_ROOM: "no pod has room",
+    Lack.OTHER_MODEL: "no pod is there with the model that has begun to answer",
+}
+
+
+def lack_of(pods: Iterable[Pod], now_ms: int, needs: Needs, lapse_ms: int = settings.HEARTBEAT_LAPSE_MS) -> Lack:
+    """Why `choose_pod` found nobody, or the pod that it found did not take the stream."""
+    there = [pod for pod in pods if now_ms - pod.beat_ms < lapse_ms]
+    if not there:
+        return Lack.NO_POD
+    understood = [pod for pod in there if pod.protocol == settings.PROTOCOL_VERSION]
+    if not understood:
+        return Lack.OTHER_PROTOCOL
+    ready = [pod for pod in understood if pod.state == "ready"]
+    if not ready:
+        return Lack.LEAVING
+    return Lack.NO_ROOM if any(needs.fingerprint in ("", pod.fingerprint) for pod in ready) else Lack.OTHER_MODEL
 
 
 def choose_pod(

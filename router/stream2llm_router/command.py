@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from stream2llm import settings
-from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
+from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, explained, shown_url
 from stream2llm.keys import PoolKeys
 from stream2llm_router.gateway.arguments import HTTPArguments, add_http_arguments, http_from_arguments
 
@@ -54,7 +54,7 @@ class RouteCommand:
 
 def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArguments) -> int:
     from prometheus_client import CollectorRegistry
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
     from stream2llm_router.forwarding import Forwarder
     from stream2llm_router.metrics import RouterMetrics
@@ -89,6 +89,10 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
             return 1
     except ResponseError as error:
         logger.warning("maxmemory-policy cannot be checked (%s); it must be noeviction", error)
+    except AuthenticationError as error:
+        server.close()
+        print(f"Redis at {shown_url(args.redis)}: {explained(error)}", file=sys.stderr)
+        return 1
     except RedisError as error:
         logger.warning("Redis at %s cannot be reached yet, trying on: %s", shown_url(args.redis), error)
     server.start()

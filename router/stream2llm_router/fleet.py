@@ -11,7 +11,7 @@ import redis
 
 from stream2llm import settings
 from stream2llm.keys import PoolKeys
-from stream2llm_router.assigning import NOTHING, Given, Needs, Pod, choose_pod, parse_heartbeat
+from stream2llm_router.assigning import NOTHING, Given, Lack, Needs, Pod, choose_pod, lack_of, parse_heartbeat
 
 OUTAGE_S = 5.0
 """A router that has not heard Redis for this long takes it that pods could not speak to it either."""
@@ -78,6 +78,10 @@ class Fleet:
             given = self._given.get(pod.incarnation, NOTHING)
             self._given[pod.incarnation] = Given(given.streams + 1, given.tokens + needs.tokens)
         return pod
+
+    def lack(self, needs: Needs) -> Lack:
+        """Why no pod took a stream with these needs."""
+        return lack_of(self._pods, self.now_ms, needs)
 
     def silent(self) -> list[Incarnation]:
         """Incarnations that are over: replaced, or without a heartbeat for a full period in which Redis was there."""

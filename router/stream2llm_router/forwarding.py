@@ -14,6 +14,7 @@ import redis
 from redis.exceptions import RedisError, ResponseError
 
 from stream2llm import settings
+from stream2llm.connecting import explained
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm_router.assigning import Needs
 from stream2llm_router.fairness import Turns
@@ -63,7 +64,7 @@ class Forwarder:
         self._fleet = Fleet(client, keys)
         self.leases = Leases(self._scripts, keys)
         placing = Placing(client, self._scripts, keys, self._fleet, metrics, self._retain_ms)
-        self._holding = Holding(client, keys, self._fleet, placing, open_wait_ms)
+        self._holding = Holding(client, keys, self._fleet, placing, metrics, open_wait_ms)
         self._recovery = Recovery(client, self._scripts, keys, self._fleet, placing)
         self._trimming = Trimming(client, keys, metrics)
         self._turns = Turns()
@@ -92,7 +93,7 @@ class Forwarder:
             except (RedisError, OSError) as error:
                 delay_s = next(delays)
                 log = logger.warning if self.reachable or delay_s >= 2 else logger.info
-                log("Redis: %s; trying again in %.1f s", error, delay_s)
+                log("Redis: %s; trying again in %.1f s", explained(error), delay_s)
                 self.reachable = False
                 self._refresh_at_s = 0.0
                 stop.wait(delay_s)
@@ -113,6 +114,7 @@ class Forwarder:
             "redis_reachable": self.reachable,
             "open_streams": sum(pod.open_streams for pod in self._fleet.pods) + sum(self._waiting.values()),
             "waiting_streams": sum(self._waiting.values()),
+            "waiting_for": sorted(self._holding.lacks),
             "tenants": {
                 tenant: {"held": tenant in self._epochs, "lag_entries": self._lag.get(tenant, 0)}
                 for tenant in list(self._tenants)
@@ -124,9 +126,11 @@ class Forwarder:
         """One round: leases, held streams, one read of all tenants. Returns how many entries were read."""
         fresh = self._refresh()
         self._epochs = self.leases.hold(self._tenants)
-        for tenant, epoch in list(self._epochs.items()):
-            if self._waiting.get(tenant):
+        for tenant in self._tenants:
+            if (epoch := self._epochs.get(tenant)) is not None and self._waiting.get(tenant):
                 self._guarded(tenant, self._holding.serve, tenant, epoch)
+            else:
+                self._holding.nobody_waits(tenant)
         if fresh:
             self._recover()
         now_s = time.monotonic()
@@ -184,6 +188,7 @@ class Forwarder:
             self._lag.pop(gone, None)
             self._waiting.pop(gone, None)
             self._bad_limits.pop(gone, None)
+            self._holding.nobody_waits(gone)
         self._tenants = tenants
         self._turns.keep(tenants)
         self._measure()

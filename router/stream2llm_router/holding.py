@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Set
 from typing import Any
 
 import redis
 
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
+from stream2llm_router.assigning import Lack
 from stream2llm_router.fleet import Fleet
+from stream2llm_router.metrics import RouterMetrics
 from stream2llm_router.placing import Placing
+
+logger = logging.getLogger(__name__)
 
 MAX_HELD_STREAMS = 1_000
 """Streams of one tenant that may wait for a pod; one more ends with `overloaded`."""
@@ -19,21 +25,52 @@ _BATCH_STREAMS = 100
 class Holding:
     """Tries held streams again, oldest first, and ends those for which no pod was found in time."""
 
-    def __init__(self, client: redis.Redis, keys: PoolKeys, fleet: Fleet, placing: Placing, open_wait_ms: int) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        keys: PoolKeys,
+        fleet: Fleet,
+        placing: Placing,
+        metrics: RouterMetrics,
+        open_wait_ms: int,
+    ) -> None:
         self._client, self._keys, self._fleet, self._placing = client, keys, fleet, placing
-        self._open_wait_ms = open_wait_ms
+        self._metrics, self._open_wait_ms = metrics, open_wait_ms
+        self._lacks: dict[str, frozenset[Lack]] = {}
+
+    @property
+    def lacks(self) -> frozenset[Lack]:
+        """Why streams wait at present."""
+        return frozenset().union(*list(self._lacks.values()))
 
     def serve(self, tenant: str, epoch: str) -> None:
         """Assign what can be assigned and end what has waited too long. Raises Fenced."""
         oldest: Any = self._client.zrange(self._keys.held(tenant), 0, _BATCH_STREAMS - 1)
         streams = [raw.decode("utf-8", "replace") for raw in oldest]
+        lacks = set()
         for stream, route in zip(streams, self._placing.routes(tenant, streams), strict=True):
             if route is None or route.state == "ended":
                 self._client.zrem(self._keys.held(tenant), stream)
-            else:
-                # One that finds no pod may be particular (a model, a fingerprint); others may be luckier.
-                self._placing.place(tenant, epoch, stream, route, "held" if route.attempt == 0 else "recovery")
+            # One that finds no pod may be particular (a model, a fingerprint); others may be luckier.
+            elif not self._placing.place(tenant, epoch, stream, route, "held" if route.attempt == 0 else "recovery"):
+                lacks.add(self._fleet.lack(route.needs()))
+        self._note(tenant, lacks)
         self._expire(tenant, epoch)
+
+    def nobody_waits(self, tenant: str) -> None:
+        """No stream of the tenant waits, or it is another router's."""
+        self._note(tenant, frozenset())
+
+    def _note(self, tenant: str, lacks: Set[Lack]) -> None:
+        if lacks == self._lacks.get(tenant, frozenset()):
+            return
+        if lacks:
+            self._lacks[tenant] = frozenset(lacks)
+            logger.warning("streams of tenant %s wait: %s", tenant, "; ".join(lack.told() for lack in sorted(lacks)))
+        else:
+            del self._lacks[tenant]
+            logger.info("no stream of tenant %s waits any more", tenant)
+        self._metrics.waiting_for(self.lacks)
 
     def _expire(self, tenant: str, epoch: str) -> None:
         since = self._fleet.now_ms - self._open_wait_ms
@@ -47,5 +84,6 @@ class Holding:
                 message = "the stream has sent tokens, and no pod has the model any more that they came from"
             else:
                 code = ErrorCode.OVERLOADED
-                message = f"no pod had room for the stream within {self._open_wait_ms} ms"
+                lack = self._fleet.lack(route.needs())
+                message = f"no pod has taken the stream within {self._open_wait_ms} ms: {lack.told()}"
             self._placing.end(tenant, epoch, stream, route, code, message)

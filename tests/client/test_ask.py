@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_proxy import PASS, SILENT, RedisProxy, name_of
 
 from stream2llm.entries import Append, Cancel, Update
 
@@ -22,7 +24,15 @@ pytestmark = pytest.mark.redis
 def ask(server: Any, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "STREAM2LLM_REDIS": server.url}
     command = [sys.executable, "-m", "stream2llm.commands.main", "ask", *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        # Under nohup it would be ignored, here and in all children.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
 
 
 @pytest.fixture
@@ -81,18 +91,49 @@ def test_nobody_there_is_one_line_and_the_stream_is_cancelled(server: Any) -> No
     assert [fields[b"op"] for _, fields in entries] == [b"open", b"finish", b"cancel"]
 
 
-def test_interrupting_cancels_the_stream(server: Any, respond: Callable[..., Any], documents: list[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_cancels_the_stream(
+    server: Any, respond: Callable[..., Any], documents: list[str], number: signal.Signals
+) -> None:
     responder = respond()
     process = ask(server, "Why?", *documents, "--delay-ms", "60000")
     give_up_s = time.monotonic() + 60
     while not responder.opened and time.monotonic() < give_up_s:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output, errors) == (130, "", "")
+    assert (process.returncode, output, errors) == (128 + number, "", "")
     while not isinstance(responder.entries[-1], Cancel) and time.monotonic() < give_up_s:
         time.sleep(0.01)
     assert isinstance(responder.entries[-1], Cancel)
+
+
+def test_a_signal_while_the_open_waits_for_its_answer_cancels_what_was_written(redis_server: Any) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+        answered = threading.Event()
+
+        def decide(command: list[bytes]) -> str:
+            return SILENT if name_of(command) == "XADD" and not answered.is_set() else PASS
+
+        proxy = RedisProxy(redis_server.port, decide)
+        environment = {**os.environ, "STREAM2LLM_REDIS": proxy.url}
+        command = [sys.executable, "-m", "stream2llm.commands.main", "ask", "Why?"]
+        process = subprocess.Popen(command, env=environment)
+        try:
+            give_up_s = time.monotonic() + 60
+            while not client.xlen("s2l:{default/default}:ingress:default") and time.monotonic() < give_up_s:
+                time.sleep(0.01)
+            answered.set()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+            process.wait()
+            proxy.close()
+        entries = client.xrange("s2l:{default/default}:ingress:default")
+        assert [fields[b"op"] for _, fields in entries] == [b"open", b"cancel"]
+        assert len({fields[b"stream"] for _, fields in entries}) == 1
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,29 @@ def test_watch_tells_a_terminal_error_by_its_status(server: Any) -> None:
     assert (done.returncode, len(done.stdout.splitlines())) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("watch", "not ok"), "argument stream: stream 'not ok' must be 1 to 128 of A-Z"),
+        (("watch", ""), "argument stream: stream '' must be"),
+        (("watch", "s1", "--after", "zzz"), "argument --after: 'zzz' is no event id; they look like 1764482400000-0"),
+        (("watch", "s1", "--after", "18446744073709551616-0"), "is no event id"),
+    ],
+)
+def test_ids_that_are_none_are_explained(redis_server: Any, arguments: tuple[str, ...], words: str) -> None:
+    done = run(redis_server, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_watching_a_stream_that_nobody_knows_says_what_it_waits_for(server: Any) -> None:
+    done = run(server, "watch", "s1", "--timeout-seconds", "2.5")
+    said, ended = done.stderr.splitlines()
+    assert "no event of stream s1 yet in pool default/default for tenant default; waiting" in said
+    assert "stream s1: no router has taken it" in ended
+    assert done.returncode == 1
+
+
 def test_a_url_without_a_scheme_is_not_shown(server: Any) -> None:
     done = run(server, "watch", "s1", "--redis", "secret")
     assert done.returncode == 1

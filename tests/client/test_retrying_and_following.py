@@ -149,3 +149,20 @@ def test_a_read_blocks_no_longer_than_the_caller_waits_and_never_for_ever() -> N
     assert place.block_ms() == 250
     clock.now_s += 1
     assert place.block_ms() == 1
+
+
+@pytest.mark.parametrize("text", ["", "zzz", "1-", "-1", "1-2-3", "1764482400000-0 ", "18446744073709551616", "٣-0"])
+def test_an_event_id_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no event id; they look like 1764482400000-0, and 0 is the beginning"):
+        following(Clock(), after=text)
+
+
+@pytest.mark.parametrize("text", ["0", "5", "1764482400000-0", "18446744073709551615-18446744073709551615"])
+def test_event_ids(text: str) -> None:
+    assert following(Clock(), after=text).after == text
+
+
+@pytest.mark.parametrize("stream", ["", "not ok", "x" * 129, "a\n"])
+def test_a_stream_id_that_is_none_is_refused(stream: str) -> None:
+    with pytest.raises(ValueError, match="must be 1 to 128 of A-Z"):
+        Following(PoolKeys("ns/pool"), "acme", stream)

@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from stream2llm_router.assigning import Given, Needs, Pod, choose_pod, parse_heartbeat, predicted_ttft_s
+from stream2llm_router.assigning import (
+    Given,
+    Lack,
+    Needs,
+    Pod,
+    choose_pod,
+    lack_of,
+    parse_heartbeat,
+    predicted_ttft_s,
+)
 
 NOW_MS = 100_000
 
@@ -49,6 +58,26 @@ def pod(name: str, **changes: object) -> Pod:
 def test_choice(pods: list[Pod], recent: dict[str, int], chosen: str | None) -> None:
     found = choose_pod(pods, NOW_MS, Needs(), {name: Given(streams) for name, streams in recent.items()})
     assert (found and found.name) == chosen
+
+
+@pytest.mark.parametrize(
+    ("pods", "fingerprint", "lack"),
+    [
+        ([], "", Lack.NO_POD),
+        ([pod("a", beat_ms=NOW_MS - 10_000)], "", Lack.NO_POD),
+        ([pod("a", protocol=2)], "", Lack.OTHER_PROTOCOL),
+        ([pod("a", protocol=2), pod("b", state="draining"), pod("c", state="leaving")], "", Lack.LEAVING),
+        ([pod("a", state="draining"), pod("b", open_streams=4)], "", Lack.NO_ROOM),
+        ([pod("a", open_streams=4, fingerprint="f")], "f", Lack.NO_ROOM),
+        ([pod("a", fingerprint="g"), pod("b", fingerprint="f", state="draining")], "f", Lack.OTHER_MODEL),
+        ([pod("a", fingerprint="f", beat_ms=NOW_MS - 10_000)], "f", Lack.NO_POD),
+        ([pod("a", fingerprint="g", open_streams=4)], "", Lack.NO_ROOM),
+    ],
+)
+def test_what_is_lacking(pods: list[Pod], fingerprint: str, lack: Lack) -> None:
+    needs = Needs(fingerprint=fingerprint)
+    assert choose_pod(pods, NOW_MS, needs, {}) is None
+    assert lack_of(pods, NOW_MS, needs) is lack
 
 
 @pytest.mark.parametrize(

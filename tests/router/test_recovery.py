@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -270,6 +271,43 @@ def test_a_full_pod_is_found_out_by_the_script(pool: Pool) -> None:
     pool.client.hset(KEYS.assigned("a", "1"), "other-tenant:x", 0)
     pool.open("s")
     assert pool.place() == ("held", "", 0)
+
+
+def test_no_pod_at_all_and_no_room_are_told_apart(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pool.open("s")
+    assert pool.forwarder.status()["waiting_for"] == []
+    pool.turn()
+    assert pool.forwarder.status()["waiting_for"] == ["no_pod"]
+    pool.beat("a", capacity={"max_open_streams": 0})
+    pool.turn()
+    assert pool.forwarder.status()["waiting_for"] == ["no_room"]
+    pool.turn()
+    pool.beat("a")
+    pool.turn()
+    pool.turn()
+    assert pool.forwarder.status()["waiting_for"] == []
+    told = [record.getMessage() for record in caplog.records if record.name == "stream2llm_router.holding"]
+    assert told == [
+        "streams of tenant default wait: no pod is there",
+        "streams of tenant default wait: no pod has room",
+        "no stream of tenant default waits any more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "words"), [(None, "no pod is there"), (0, "no pod has room")], ids=["no pod", "no room"]
+)
+def test_a_reader_is_told_what_was_lacking(pool: Pool, capacity: int | None, words: str) -> None:
+    pool.forwarder._holding._open_wait_ms = 0
+    if capacity is not None:
+        pool.beat("a", capacity={"max_open_streams": capacity})
+    pool.open("s")
+    pool.turn()
+    ((_, fields),) = pool.client.xrange(KEYS.reply(TENANT, "s"))
+    event = json.loads(fields[b"data"])
+    assert event["code"] == "overloaded"
+    assert event["message"] == f"no pod has taken the stream within 0 ms: {words}"
 
 
 def test_cancelling_a_stream_that_waits_is_answered_at_once(pool: Pool) -> None:

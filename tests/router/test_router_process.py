@@ -23,6 +23,7 @@ from stream2llm.entries import Append, Finish, Open, encode
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
 from stream2llm_bench.demo.ports import free_port
+from stream2llm_router.assigning import Lack
 
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/process")
@@ -309,6 +310,7 @@ def test_http_and_a_graceful_end(client: redis.Redis, start: Any) -> None:
         f'stream2llm_router_assignments_total{{{labels},reason="held"}} 0.0',
         f"stream2llm_router_adopted_streams_total{{{labels}}} 0.0",
         f"stream2llm_router_waiting_streams{{{labels}}} 0.0",
+        *(f'stream2llm_router_waiting_reason{{{labels},reason="{lack}"}} 0.0' for lack in Lack),
         f"stream2llm_router_forward_seconds_count{{{labels}}} 0.0",
         f'stream2llm_router_lag_entries{{{labels},tenant="default"}} 0.0',
     ):
@@ -323,6 +325,43 @@ def test_a_taken_port_is_named(client: redis.Redis, server: Any, start: Any) -> 
     assert router.process.wait(30) == 1
     assert f"cannot listen on 127.0.0.1:{server.port}" in router.said()
     assert "--http" in router.said()
+
+
+@pytest.mark.parametrize("user", ["", "stranger@"])
+def test_a_refused_login_ends_it_with_the_remedy(
+    client: redis.Redis, server: Any, start: Any, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    client.config_set("requirepass", "right")
+    try:
+        monkeypatch.setenv("STREAM2LLM_REDIS_PASSWORD", "not-this-one")
+        router = start(url=f"redis://{user}127.0.0.1:{server.port}")
+        assert router.process.wait(60) == 1
+        monkeypatch.delenv("STREAM2LLM_REDIS_PASSWORD")
+        without = start()
+        assert without.process.wait(60) == 1
+    finally:
+        client.config_set("requirepass", "")
+    for said in (router.said(), without.said()):
+        assert f"Redis at redis://127.0.0.1:{server.port}: the login is refused" in said
+        assert "STREAM2LLM_REDIS_PASSWORD or --redis-password-file" in said
+    assert "not-this-one" not in router.said()
+
+
+def test_a_password_that_changes_under_it_is_waited_out_and_named(
+    client: redis.Redis, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat(client)
+    router = start()
+    eventually(lambda: client.exists(KEYS.lease(TENANT)), "it holds the lease")
+    client.config_set("requirepass", "new")
+    try:
+        client.client_kill_filter(_type="normal", skipme=True)
+        eventually(lambda: "STREAM2LLM_REDIS_PASSWORD or --redis-password-file" in router.said(), "it names the remedy")
+    finally:
+        client.config_set("requirepass", "")
+    client.xadd(KEYS.ingress(TENANT), encode(Open("s", prompt="{context}")))
+    eventually(lambda: client.exists(KEYS.route(TENANT, "s")), "it serves again")
+    assert router.process.poll() is None
 
 
 def test_an_evicting_server_is_refused(client: redis.Redis, start: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from stream2llm import settings
 from stream2llm.client import Client, Stream
 from stream2llm.commands.connected import with_client
+from stream2llm.commands.interrupting import interrupted_by_signals
 from stream2llm.composing import Answer, AnswerBuilder, as_error, new_id
 from stream2llm.connecting import add_redis_arguments
 from stream2llm.errors import Stream2LLMError
@@ -45,18 +46,25 @@ def _ask(args: argparse.Namespace, client: Client) -> int:
     # A question may hold any text, the usual marker too.
     marker = f"{{context {new_id()}}}"
     started_s = time.monotonic()
-    stream = client.open(
-        messages=[{"role": "user", "content": INSTRUCTION.format(marker) + args.question}],
-        params={"max_tokens": args.max_tokens, "temperature": 0},
-        options={"marker": marker},
-    )
+    stream = client.stream(new_id())
+    opened = False
     try:
-        _send_documents(args, stream, documents)
-        answer, first_token_s = _print_answer(args, stream, started_s)
-    except (KeyboardInterrupt, BrokenPipeError, Stream2LLMError, OSError):
-        # Nobody reads on, so the pod need not wait or go on answering. It has ended by itself after most errors.
-        with contextlib.suppress(Stream2LLMError):
-            stream.cancel()
+        with interrupted_by_signals():
+            client.open(
+                messages=[{"role": "user", "content": INSTRUCTION.format(marker) + args.question}],
+                params={"max_tokens": args.max_tokens, "temperature": 0},
+                options={"marker": marker},
+                stream=stream.name,
+            )
+            opened = True
+            _send_documents(args, stream, documents)
+            answer, first_token_s = _print_answer(args, stream, started_s)
+    except (KeyboardInterrupt, BrokenPipeError, Stream2LLMError, OSError) as error:
+        # Nobody reads on, so the pod need not wait or go on answering. It has ended by itself after most errors. An
+        # open that was interrupted may have been written.
+        if opened or isinstance(error, KeyboardInterrupt):
+            with contextlib.suppress(Stream2LLMError):
+                stream.cancel()
         raise
     if args.json:
         print(json.dumps(_figures(stream.name, answer, first_token_s)))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from stream2llm.client import Client
-from stream2llm.connecting import RedisTLS, check_url
+from stream2llm.connecting import RedisTLS, check_url, explained
 from stream2llm.errors import Stream2LLMError
 from stream2llm.keys import DEFAULT_TENANT
 
@@ -30,7 +30,7 @@ def with_client(args: argparse.Namespace, action: Callable[[Client], int]) -> in
         # Whoever read our output has gone, which `main` handles for all commands.
         raise
     except RedisError as error:
-        message = f"Redis: {error}"
+        message = f"Redis: {explained(error)}"
     except (Stream2LLMError, OSError, ValueError) as error:
         message = str(error)
     print(f"stream2llm {args.command}: {' '.join(message.split())}", file=sys.stderr)

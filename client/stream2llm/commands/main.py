@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 
 from stream2llm.commands.command import Command
+from stream2llm.commands.interrupting import exit_status
 
 GROUP = "stream2llm.commands"
 EXTRA_OF_PACKAGE = {
@@ -62,8 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     known.unknown = unknown
     try:
         return int(known.run(known))
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        return exit_status(error)
     except BrokenPipeError:
         # As a program that SIGPIPE ends; the interpreter's last flush must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

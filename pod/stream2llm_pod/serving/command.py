@@ -19,7 +19,7 @@ import redis
 from redis.exceptions import RedisError
 
 from stream2llm import settings
-from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, shown_url
+from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, explained, shown_url
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.engine.loading import CannotLoad, load_platform
 from stream2llm_pod.scheduling.policies import POLICIES
@@ -214,7 +214,7 @@ def check_redis(url: str, password_file: str | None, tls: RedisTLS | None = None
         finally:
             client.close()
     except redis.exceptions.AuthenticationError as error:
-        raise CannotServe(f"Redis at {shown_url(url)} refuses the password: {error}") from error
+        raise CannotServe(f"Redis at {shown_url(url)}: {explained(error)}") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         raise CannotServe(f"Redis cannot be reached at {shown_url(url)}: {error}") from error
     except RedisError as error:

@@ -17,11 +17,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from stream2llm.errors import ErrorCode, Stream2LLMError
 from stream2llm_router.gateway import openai_routes, running, status_routes, stream_routes
+from stream2llm_router.gateway.explaining import explain, field_of
 from stream2llm_router.gateway.gateway import Gateway
 from stream2llm_router.gateway.limits import LimitReached
 from stream2llm_router.gateway.problems import Problem, problem_of
 from stream2llm_router.gateway.requests import BodyLimits, RequestLog, request_id
 
+_PATTERNS = {stream_routes.EVENT_ID: "is no event id; they look like 1764482400000-0, and 0 is the beginning"}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -73,13 +75,24 @@ async def _told(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """What does not fit the schema. The value itself is not repeated: it may be a whole page."""
+    """What does not fit the schema."""
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = error.errors()[0]
     if first["type"] == "json_invalid":
         return _response(request, Problem(400, str(ErrorCode.MALFORMED), "the body is not JSON"))
-    place = [str(part) for part in first["loc"][1:]]
-    return _response(request, Problem(422, str(ErrorCode.MALFORMED), str(first["msg"]), field=".".join(place) or None))
+    given = request.headers.get("content-type", "")
+    # A body that is not said to be JSON is left as bytes.
+    if isinstance(first.get("input"), bytes) and not _is_json(given):
+        shown = given.partition(";")[0][:60] or "missing"
+        message = f"the body must come with Content-Type: application/json, which is {shown}"
+        return _response(request, Problem(415, "unsupported_media_type", message))
+    problem = Problem(422, str(ErrorCode.MALFORMED), explain(first, patterns=_PATTERNS), field=field_of(first))
+    return _response(request, problem)
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from stream2llm import settings
 from stream2llm.entries import MAX_INTEGER, MAX_TOKEN_ID
 
+OPERATIONS = ("open", "append", "update", "finish", "cancel")
 STREAM_ID = r"^[A-Za-z0-9._:-]{1,128}$"
 _OPEN_EXAMPLE: Any = {
     "messages": [{"role": "user", "content": "{context}\n\nWhat is this about?"}],

@@ -22,6 +22,7 @@ _MEANINGS = {
     409: "The stream's state does not allow it.",
     410: "The reply has expired, or there never was one.",
     413: "Too large.",
+    415: "The body is not said to be JSON.",
     422: "A field is wrong.",
     429: "The tenant holds all that it may at a time.",
     500: "A mistake of the router.",

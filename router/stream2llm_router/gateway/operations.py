@@ -16,6 +16,7 @@ from stream2llm_router.gateway.bodies import (
     OpenOperation,
     UpdateOperation,
 )
+from stream2llm_router.gateway.explaining import explain, field_of
 
 
 class LineTooLong(Exception):
@@ -85,12 +86,6 @@ def fields_of(stream: str, line: bytes) -> Fields:
 
 
 def _malformed(error: ValidationError) -> StreamError:
-    message, field = explain(error)
-    return stream_error(ErrorCode.MALFORMED, message, field=field, terminal=False)
-
-
-def explain(error: ValidationError) -> tuple[str, str | None]:
-    """The first thing that is wrong, as one line without the value itself, and the field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return first["msg"], place or None
+    first = error.errors(include_url=False, include_input=False)[0]
+    message = explain(first, whole="the line")
+    return stream_error(ErrorCode.MALFORMED, message, field=field_of(first), terminal=False)

@@ -66,7 +66,7 @@ def _linked(*operations: str) -> dict[str, Any]:
     status_code=201,
     responses={
         201: {"description": "Opened.", "links": _linked("append", "update", "finish", "cancel")},
-        **problems(409, 413, 422, 429),
+        **problems(409, 413, 415, 422, 429),
     },
     summary="Open a stream",
 )
@@ -79,7 +79,10 @@ async def open_stream(body: OpenBody, gateway: GatewayOf, tenant: TenantOf, resp
 
 
 @router.post(
-    "/v1/streams/{stream}/chunks", status_code=202, responses=problems(404, 409, 413, 422), summary="Append a chunk"
+    "/v1/streams/{stream}/chunks",
+    status_code=202,
+    responses=problems(404, 409, 413, 415, 422),
+    summary="Append a chunk",
 )
 async def append(stream: StreamName, body: ChunkBody, gateway: GatewayOf, tenant: TenantOf) -> Accepted:
     fields = append_fields(stream, body.text, body.tokens, body.chunk)
@@ -89,7 +92,7 @@ async def append(stream: StreamName, body: ChunkBody, gateway: GatewayOf, tenant
 @router.put(
     "/v1/streams/{stream}/context",
     status_code=202,
-    responses=problems(404, 409, 413, 422),
+    responses=problems(404, 409, 413, 415, 422),
     summary="Replace the context",
 )
 async def update(stream: StreamName, body: ContextBody, gateway: GatewayOf, tenant: TenantOf) -> Accepted:
@@ -99,7 +102,10 @@ async def update(stream: StreamName, body: ContextBody, gateway: GatewayOf, tena
 
 
 @router.post(
-    "/v1/streams/{stream}/finish", status_code=202, responses=problems(404, 409, 413, 422), summary="Finish the context"
+    "/v1/streams/{stream}/finish",
+    status_code=202,
+    responses=problems(404, 409, 413, 415, 422),
+    summary="Finish the context",
 )
 async def finish(stream: StreamName, gateway: GatewayOf, tenant: TenantOf, body: FinishBody | None = None) -> Accepted:
     """Then the answer is generated. A body is needed for a last chunk or `expect` only."""

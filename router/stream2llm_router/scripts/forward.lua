@@ -117,7 +117,7 @@ local function room(pod, incarnation)
   return beat
 end
 
-local function known_fields(raw)
+local function pick_fields(raw)
   local fields, places, n, bytes = {}, {}, 0, 0
   for j = 1, #raw, 2 do
     local name, value = raw[j], raw[j + 1]
@@ -136,6 +136,20 @@ local function known_fields(raw)
     end
   end
   return fields, bytes
+end
+
+-- The known fields of an entry, in a table that may be added to, and their bytes. Nearly always they are all that it has.
+local looked_at, number = {}, 0
+local function known_fields(raw)
+  number = number + 1
+  local bytes = 0
+  for j = 1, #raw, 2 do
+    local name = raw[j]
+    if not IS_KNOWN[name] or looked_at[name] == number then return pick_fields(raw) end
+    looked_at[name] = number
+    bytes = bytes + #raw[j + 1]
+  end
+  return raw, bytes
 end
 
 local function end_at_once(entry, code, route_key)
@@ -182,7 +196,7 @@ local function open(entry, route_key, fields, bytes)
   if not beat then
     pod, incarnation, attempt, state = '', '', 0, 'held'
     if tonumber(write('ZCARD', HELD) or 0) >= MAX_HELD then
-      entry.message = 'no pod has room, and ' .. MAX_HELD .. ' streams wait already'
+      entry.message = MAX_HELD .. ' streams of the tenant wait for a pod already'
       return end_at_once(entry, 'overloaded', route_key)
     end
   end

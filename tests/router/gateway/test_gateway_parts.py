@@ -126,11 +126,13 @@ def test_operations_become_entries() -> None:
     assert fields_of("s", b'{"op": "append", "tokens": [1, 2.0], "chunk": "c"}')[b"tokens"] == b"[1,2]"
     for line, field in (
         (b"{", None),
-        (b'{"op": "reopen"}', None),
-        (b'{"op": "append", "text": 1}', "append.text"),
-        (b'{"op": "append", "tokens": [1.5]}', "append.tokens.0"),
+        (b"[]", None),
+        (b'{"op": "reopen"}', "op"),
+        (b'{"text": "a"}', "op"),
+        (b'{"op": "append", "text": 1}', "text"),
+        (b'{"op": "append", "tokens": [1.5]}', "tokens.0"),
         (b'{"op": "append"}', "text"),
-        (b'{"op": "finish", "expect": -1}', "finish.expect"),
+        (b'{"op": "finish", "expect": -1}', "expect"),
     ):
         with pytest.raises(StreamError) as caught:
             fields_of("s", line)

@@ -173,6 +173,40 @@ def test_what_is_no_json_or_no_route_is_told_in_the_same_shape(acme: Caller) -> 
     assert error_of(answer) == (422, "malformed", "last-event-id")
 
 
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ({"Content-Type": "application/x-www-form-urlencoded"}, "application/x-www-form-urlencoded"),
+        ({"Content-Type": "text/plain; charset=utf-8"}, "text/plain"),
+        ({}, "missing"),
+    ],
+)
+def test_json_that_is_not_said_to_be_json_is_told_how(acme: Caller, headers: dict[str, str], shown: str) -> None:
+    for path in ("/v1/streams", "/v1/streams/x/chunks"):
+        answer = acme.post(path, content=json.dumps(OPEN), headers=headers)
+        assert error_of(answer) == (415, "unsupported_media_type", None)
+        message = f"the body must come with Content-Type: application/json, which is {shown}"
+        assert answer.json()["error"]["message"] == message
+    assert error_of(acme.post("/v1/streams")) == (422, "malformed", None)
+    answer = acme.post("/v1/streams", content="{", headers={"Content-Type": "application/vnd.x+json"})
+    assert error_of(answer) == (400, "malformed", None)
+
+
+def test_errors_are_in_our_words(acme: Caller) -> None:
+    for answer, message in (
+        (acme.post("/v1/streams", json={"prompt": 7}), "prompt must be a string"),
+        (acme.post("/v1/streams"), "the body is missing"),
+        (
+            acme.get("/v1/streams/x/events", headers={"Last-Event-ID": "zzz"}),
+            "last-event-id is no event id; they look like 1764482400000-0, and 0 is the beginning",
+        ),
+        (acme.delete("/v1/streams/not%20ok"), "stream must be 1 to 128 of A-Z, a-z, 0-9, '.', '_', ':' and '-'"),
+        (acme.post("/v1/streams:run", content=b'{"op": "append"}'), "op must be 'open'"),
+        (acme.post("/v1/streams:run", content=b"nonsense"), "the line is not JSON"),
+    ):
+        assert answer.json()["error"]["message"] == message
+
+
 def test_tokens_decide_the_tenant(acme: Caller, globex: Caller, nobody: Caller, router: RunningRouter) -> None:
     stream = opened(acme, stream="private")
     acme.post(f"/v1/streams/{stream}/finish", json={"text": "secret"})
