@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import socket
 import sys
 
@@ -26,6 +27,20 @@ class OperatorCommand:
                 "",
                 "K=V,…",
                 "namespaces that may read the pods' metrics",
+            ),
+            (
+                "--pod-monitor-interval",
+                "STREAM2LLM_POD_MONITOR_INTERVAL",
+                "",
+                "TIME",
+                "make PodMonitors that read pods and routers so often, such as 15s; empty for none",
+            ),
+            (
+                "--pod-monitor-labels",
+                "STREAM2LLM_POD_MONITOR_LABELS",
+                "",
+                "K=V,…",
+                "labels of PodMonitors, by which Prometheus selects them",
             ),
             (
                 "--namespaces",
@@ -51,7 +66,9 @@ class OperatorCommand:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         try:
             health, metrics = _address("--health", args.health), _address("--metrics", args.metrics)
-            labels = _labels(args.monitoring_namespace_labels)
+            labels = _labels("--monitoring-namespace-labels", args.monitoring_namespace_labels)
+            monitor_labels = _labels("--pod-monitor-labels", args.pod_monitor_labels)
+            interval = _interval(args.pod_monitor_interval)
         except ValueError as error:
             print(f"stream2llm operator: {error}", file=sys.stderr)
             return 2
@@ -59,7 +76,7 @@ class OperatorCommand:
 
         from kubernetes.aio.config import ConfigException
 
-        from stream2llm_operator.pool import OperatorSettings
+        from stream2llm_operator.pool import OperatorSettings, PodMonitorSettings
         from stream2llm_operator.running import OperatorProcess, Options
 
         options = Options(
@@ -71,6 +88,7 @@ class OperatorCommand:
                 image_pull_secrets=_names(args.image_pull_secrets),
                 engine_version=args.engine_version,
                 monitoring_namespace_labels=labels,
+                pod_monitor=PodMonitorSettings(monitor_labels, interval) if interval else None,
             ),
             namespaces=_names(args.namespaces),
             lease_namespace=args.lease_namespace,
@@ -94,12 +112,18 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
 
-def _labels(text: str) -> dict[str, str]:
+def _interval(text: str) -> str:
+    if text and not re.fullmatch(r"[0-9]+(ms|s|m|h)", text):
+        raise ValueError(f"--pod-monitor-interval {text!r} must be a whole number and ms, s, m or h, such as 15s")
+    return text
+
+
+def _labels(flag: str, text: str) -> dict[str, str]:
     labels = {}
     for part in _names(text):
         name, equals, value = part.partition("=")
         if not (name and equals):
-            raise ValueError(f"--monitoring-namespace-labels {part!r} must be NAME=VALUE")
+            raise ValueError(f"{flag} {part!r} must be NAME=VALUE")
         labels[name] = value
     return labels
 

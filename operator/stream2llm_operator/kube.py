@@ -17,10 +17,13 @@ _PLACES = {
     "ConfigMap": ("api/v1", "configmaps"),
     "Deployment": ("apis/apps/v1", "deployments"),
     "Event": ("api/v1", "events"),
+    "HorizontalPodAutoscaler": ("apis/autoscaling/v2", "horizontalpodautoscalers"),
     "Job": ("apis/batch/v1", "jobs"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PodMonitor": ("apis/monitoring.coreos.com/v1", "podmonitors"),
     "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "ScaledObject": ("apis/keda.sh/v1alpha1", "scaledobjects"),
     "Service": ("api/v1", "services"),
     "ServiceAccount": ("api/v1", "serviceaccounts"),
 }

@@ -38,6 +38,12 @@ class OperatorMetrics:
         self._ready = Gauge(
             "stream2llm_pool_ready_replicas", "Pods that take streams.", ["namespace", "pool"], registry=registry
         )
+        self._waste_target = Gauge(
+            "stream2llm_pool_preemption_waste_target_ratio",
+            "Share of time lost to preemptions from which on pods are added.",
+            ["namespace", "pool"],
+            registry=registry,
+        )
         for reason in REASONS:
             self._resources.labels(reason).set(0)
 
@@ -45,12 +51,19 @@ class OperatorMetrics:
         """Take the figures of all resources there are; those of others go."""
         tally: Tally[str] = Tally()
         self._ready.clear()
+        self._waste_target.clear()
         for body in bodies:
             status = body.get("status") or {}
             for condition in status.get("conditions") or ():
                 if condition["type"] == "Ready":
                     tally[condition["reason"]] += 1
-            metadata = body["metadata"]
-            self._ready.labels(metadata["namespace"], metadata["name"]).set(status.get("readyReplicas", 0))
+            metadata, spec = body["metadata"], body.get("spec") or {}
+            # Pods and routers name the pool as Redis' keys do.
+            own = f"{metadata['namespace']}/{metadata['name']}"
+            pool = (spec.get("streams", {}).get("poolName") or own).split("/", 1)
+            self._ready.labels(*pool).set(status.get("readyReplicas", 0))
+            if (scaling := spec.get("autoscaling")) is not None:
+                percent = scaling.get("targets", {}).get("preemptionWastePercent", 2)
+                self._waste_target.labels(*pool).set(percent / 100)
         for reason in REASONS:
             self._resources.labels(reason).set(tally[reason])

@@ -38,6 +38,14 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class PodMonitorSettings:
+    """How Prometheus should read pods and routers. interval: a duration of Prometheus', such as `15s`."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    interval: str = "15s"
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """What the chart sets. Images are references; the engine version is that of vLLM in the default images."""
 
@@ -49,3 +57,5 @@ class OperatorSettings:
     engine_version: str = "0.32.0"
     monitoring_namespace_labels: Mapping[str, str] = field(default_factory=dict)
     """Namespaces with these labels may read the pods' metrics; none: only routers reach the pods."""
+    pod_monitor: PodMonitorSettings | None = None
+    """None: no PodMonitors are made."""

@@ -6,16 +6,16 @@ Level-triggered: a pass knows nothing of the event that asked for it, may be rep
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
 from stream2llm_operator.api.crd import API_VERSION, KIND
+from stream2llm_operator.comparing import Applied, digest, fingerprint, identity, is_owned_by
 from stream2llm_operator.desired import profiling
 from stream2llm_operator.desired.children import children
 from stream2llm_operator.desired.engine import engine_version
@@ -36,6 +36,8 @@ from stream2llm_operator.queueing import Key
 from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
 from stream2llm_operator.status.diagnosing import Finding, GPUs
 from stream2llm_operator.status.reasons import READY, STALLED
+from stream2llm_operator.status.scaling import scaling_status, scaling_verdict
+from stream2llm_operator.unwatched import UnwatchedChildren
 from stream2llm_operator.viewing import Body, View
 
 logger = logging.getLogger(__name__)
@@ -43,16 +45,9 @@ logger = logging.getLogger(__name__)
 STALLED_RETRY_S = 60.0
 """What stands in a resource's way may be in an object that is not watched, such as a ConfigMap of the user's."""
 REFERENCE_RETRY_S = 15.0
+SCALER_RETRY_S = 30.0
 JOB_SEEN_WITHIN = timedelta(seconds=30)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """What was applied, and what the object looked like right after: while both hold there is nothing to write."""
-
-    wanted: str
-    found: str
 
 
 class Reconciler:
@@ -66,7 +61,8 @@ class Reconciler:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api, self._view, self._settings, self._now = api, view, settings, now
-        self._applied: dict[tuple[str, str, str], _Applied] = {}
+        self._applied: dict[tuple[str, str, str], Applied] = {}
+        self._unwatched = UnwatchedChildren(api, settings)
         self._starting: dict[tuple[str, str], datetime] = {}
         """When the Job for a namespace and a profile was made, until a watch has shown it."""
 
@@ -101,12 +97,16 @@ class Reconciler:
             stalled = await self._apply_children(pool, decision, product)
             if stalled is None:
                 stalled = await self._act_on_profile(pool, request, decision, product)
+        scaler = await self._unwatched.scale(pool, may_write=stalled is None)
+        if stalled is None:
+            await self._unwatched.monitor(pool)
         pods = self._workload(pool, pool.name, "pod")
         result = verdicts(
             stalled=stalled,
             profiled=decision.verdict,
             pods=pods,
             routers=self._workload(pool, router_name(pool), "router"),
+            scaling=scaling_verdict(pool, scaler),
             waiting_for_profile=not decision.may_start_pods,
             gpus=self._gpus(pool, product),
         )
@@ -119,11 +119,14 @@ class Reconciler:
             engine_version=engine_version(pool, self._settings),
             gpu_product=product,
             profile=decision.in_use,
+            autoscaling=scaling_status(pool, previous, scaler, _rfc3339(self._now())),
         )
         await self._write_status(pool, body, wanted, result[READY])
         if stalled is not None:
             return STALLED_RETRY_S
-        return REFERENCE_RETRY_S if pool.spec.cost_profile.config_map_ref is not None else None
+        if pool.spec.cost_profile.config_map_ref is not None:
+            return REFERENCE_RETRY_S
+        return SCALER_RETRY_S if pool.spec.autoscaling is not None else None
 
     # ------------------------------------------------------------------ facts
     def _gpu_product(self, pool: Pool, previous: Mapping[str, Any]) -> tuple[str | None, Finding | None]:
@@ -153,7 +156,7 @@ class Reconciler:
     async def _decide_profile(
         self, pool: Pool, request: ProfileRequest | None, unknown: Finding | None, product: str | None
     ) -> ProfileDecision:
-        facts, digest = ProfileFacts(None), ""
+        facts, job_digest = ProfileFacts(None), ""
         reference = pool.spec.cost_profile.config_map_ref
         if unknown is not None:
             request = None
@@ -163,8 +166,8 @@ class Reconciler:
             else:
                 facts = replace(self._measuring_facts(pool, request), gpus=self._gpus(pool, product))
                 made = profiling.job(pool, self._settings, product, request, [pool])
-                digest = made["metadata"]["annotations"][JOB_DIGEST_ANNOTATION]
-        return decide(pool, request, unknown, facts, job_digest=digest, now=self._now())
+                job_digest = made["metadata"]["annotations"][JOB_DIGEST_ANNOTATION]
+        return decide(pool, request, unknown, facts, job_digest=job_digest, now=self._now())
 
     def _measuring_facts(self, pool: Pool, request: ProfileRequest) -> ProfileFacts:
         jobs = [
@@ -180,13 +183,13 @@ class Reconciler:
             [
                 pod
                 for pod in self._view.profile_pods(pool.namespace, request.hash)
-                if job is not None and _is_owned_by(pod, job["metadata"]["uid"])
+                if job is not None and is_owned_by(pod, job["metadata"]["uid"])
             ],
         )
 
     def _workload(self, pool: Pool, name: str, component: str) -> Workload:
         deployment = self._view.child("Deployment", pool.namespace, name)
-        if deployment is not None and not _is_owned_by(deployment, pool.uid):
+        if deployment is not None and not is_owned_by(deployment, pool.uid):
             deployment = None
         return Workload(deployment, self._view.pods(pool.namespace, pool.name, component))
 
@@ -219,7 +222,7 @@ class Reconciler:
         due = []
         for manifest in wanted:
             found = self._view.child(manifest["kind"], pool.namespace, manifest["metadata"]["name"])
-            if found is not None and not _is_owned_by(found, pool.uid):
+            if found is not None and not is_owned_by(found, pool.uid):
                 return _conflict(manifest)
             if not self._is_applied(manifest, found):
                 due.append((manifest, found))
@@ -237,7 +240,7 @@ class Reconciler:
                     return _rejected(manifest, error)
                 raise
             logger.info("applied %s %s/%s", manifest["kind"], pool.namespace, manifest["metadata"]["name"])
-            self._applied[_identity(manifest)] = _Applied(_digest(manifest), _fingerprint(live))
+            self._applied[identity(manifest)] = Applied(digest(manifest), fingerprint(live))
         return None
 
     def _has_pods(self, pool: Pool) -> bool:
@@ -256,17 +259,17 @@ class Reconciler:
     async def _foreign(self, pool: Pool, manifest: Mapping[str, Any]) -> Finding | None:
         """Watches see only what carries our label, so before the first apply the API server is asked who is there."""
         there = await self._api.get(manifest["kind"], pool.namespace, manifest["metadata"]["name"])
-        if there is None or _is_owned_by(there, pool.uid):
+        if there is None or is_owned_by(there, pool.uid):
             return None
         return _conflict(manifest)
 
     def _is_applied(self, manifest: Mapping[str, Any], found: Body | None) -> bool:
-        applied = self._applied.get(_identity(manifest))
+        applied = self._applied.get(identity(manifest))
         return (
             found is not None
             and applied is not None
-            and applied.wanted == _digest(manifest)
-            and applied.found == _fingerprint(found)
+            and applied.wanted == digest(manifest)
+            and applied.found == fingerprint(found)
         )
 
     async def _act_on_profile(
@@ -306,7 +309,7 @@ class Reconciler:
     async def _share(self, pool: Pool, request: ProfileRequest) -> None:
         """A resource that came later owns the profile too, so that it stays when the first one goes."""
         kept = self._view.child("ConfigMap", pool.namespace, profile_config_map_name(request.hash))
-        if kept is None or _is_owned_by(kept, pool.uid):
+        if kept is None or is_owned_by(kept, pool.uid):
             return
         owners = kept["metadata"].get("ownerReferences") or []
         mine = {"apiVersion": API_VERSION, "kind": KIND, "name": pool.name, "uid": pool.uid}
@@ -382,9 +385,10 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         namespace, name = key
+        self._unwatched.forget(namespace, name)
         names = (name, f"{name}-router")
-        for identity in [each for each in self._applied if each[1] == namespace and each[2] in names]:
-            del self._applied[identity]
+        for applied in [each for each in self._applied if each[1] == namespace and each[2] in names]:
+            del self._applied[applied]
 
 
 def _conflict(manifest: Mapping[str, Any]) -> Finding:
@@ -397,25 +401,6 @@ def _rejected(manifest: Mapping[str, Any], error: ApiError) -> Finding:
 
 def _gpu_resource(pool: Pool) -> str:
     return pool.spec.gpu.resource_name if pool.spec.gpu is not None else "nvidia.com/gpu"
-
-
-def _identity(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
-    return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _fingerprint(body: Body) -> str:
-    """Of everything that somebody may change by hand; not of what changes by itself."""
-    metadata = {name: body["metadata"].get(name) for name in ("uid", "labels", "annotations", "ownerReferences")}
-    rest = {name: value for name, value in body.items() if name not in ("metadata", "status", "kind", "apiVersion")}
-    return _digest({"metadata": metadata, **rest})
-
-
-def _is_owned_by(body: Body, uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in body["metadata"].get("ownerReferences") or ())
 
 
 def _reason(previous: Mapping[str, Any]) -> str:

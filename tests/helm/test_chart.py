@@ -21,7 +21,8 @@ EVERYTHING = (
     *("--set", "valkey.enabled=true", "--set", "operator.replicas=2", "--set", "images.registry=registry.example/team"),
     *("--set", "images.pullSecrets={registry}", "--set", "monitoring.serviceMonitor.enabled=true"),
     *("--set", r"monitoring.namespaceLabels.kubernetes\.io/metadata\.name=monitoring"),
-    *("--set", "operator.podAnnotations.team=search"),
+    *("--set", "operator.podAnnotations.team=search", "--set", "monitoring.podMonitor.enabled=true"),
+    *("--set", "monitoring.rules.enabled=true", "--set", "monitoring.alerts.enabled=true"),
 )
 
 
@@ -51,7 +52,7 @@ def test_manifests_are_valid_in_the_oldest_and_the_newest_kubernetes(version: st
     manifests = rendered(*arguments)
     assert len(manifests) > 8
     for manifest in manifests:
-        if manifest["kind"] not in ("CustomResourceDefinition", "ServiceMonitor"):
+        if manifest["kind"] not in ("CustomResourceDefinition", "ServiceMonitor", "PrometheusRule"):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 

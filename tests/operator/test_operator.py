@@ -104,7 +104,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
         "TemplateRejected",
         "nodeSelektor",
     ),
-    ("field without effect", {"autoscaling": {"maxReplicas": 4}}, "UnsupportedField", "autoscaling"),
+    ("field without effect", {"costProfile": {"bundled": {}}}, "UnsupportedField", "costProfile.bundled"),
+    ("autoscaling without Prometheus", {"autoscaling": {"maxReplicas": 4}}, "AutoscalingIncomplete", "prometheus"),
 ]
 
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import foreign_crds
 import programs
 import pytest
 import yaml
@@ -55,6 +56,12 @@ def requests(audit: Path, user: str) -> list[dict[str, Any]]:
     return [event for event in events if event["user"]["username"] == user and "objectRef" in event]
 
 
+def scalers(cluster: Any) -> list[str]:
+    """The kinds of which there are objects that scale."""
+    kinds = ("scaledobjects", "hpa")
+    return [kind for kind in kinds if json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"]]
+
+
 def used(events: list[dict[str, Any]]) -> set[Right]:
     found = set()
     for event in events:
@@ -71,7 +78,11 @@ def used(events: list[dict[str, Any]]) -> set[Right]:
 def test_rights_are_exactly_what_is_used(
     cluster: Any, control_plane: Any, minimal: dict[str, Any], tmp_path: Path, confined: bool
 ) -> None:
-    arguments = ("--set", f"operator.namespaces={{{cluster.namespace}}}") if confined else ()
+    for plural in ("scaledobjects", "podmonitors"):
+        control_plane.kubectl("apply", "--server-side", "-f", str(foreign_crds.crd(plural)))
+    arguments = ("--set", "monitoring.podMonitor.enabled=true")
+    if confined:
+        arguments += ("--set", f"operator.namespaces={{{cluster.namespace}}}")
     manifests = chart_rights(cluster.namespace, *arguments)
     cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests))
     token = cluster.kubectl("create", "token", "s2l-stream2llm").strip()
@@ -81,7 +92,9 @@ def test_rights_are_exactly_what_is_used(
     def seen() -> list[dict[str, Any]]:
         return requests(control_plane.work / "audit.log", user)
 
-    options = ("--lease-namespace", cluster.namespace, *(("--namespaces", cluster.namespace) if confined else ()))
+    options: tuple[str, ...] = ("--lease-namespace", cluster.namespace, "--pod-monitor-interval", "15s")
+    if confined:
+        options += ("--namespaces", cluster.namespace)
     with RunningOperator(kubeconfig, tmp_path / "log", *options) as running:
         wait_for("the operator answers", running.healthy)
         wanted = {**minimal, "gpu": {"product": "NVIDIA-H200"}, "engine": {"swap": {"cpu": "64Gi"}}}
@@ -94,6 +107,12 @@ def test_rights_are_exactly_what_is_used(
         provided = {**wanted, "costProfile": {"configMapRef": {"name": "missing", "key": "k"}}}
         cluster.create(provided, "provided")
         wait_for("ProfileNotFound", lambda: condition(cluster, "Profiled", "provided")[1] == "ProfileNotFound")
+        prometheus = {"serverAddress": "http://prometheus:9090"}
+        for scaling in ({"maxReplicas": 4, "prometheus": prometheus}, {"maxReplicas": 5, "hpa": {}}, None):
+            # Through another kind and back, so that each is made and removed once.
+            cluster.patch({"spec": {"autoscaling": scaling}}, "provided")
+            kind = None if scaling is None else "hpa" if "hpa" in scaling else "scaledobjects"
+            wait_for(f"scaled by {kind}", lambda kind=kind: scalers(cluster) == ([] if kind is None else [kind]))
         wait_for("the Lease is renewed", lambda: "update" in {verb for _, _, verb in used(seen())})
     events = seen()
     assert {(event["verb"], event["requestURI"]) for event in events if event["responseStatus"]["code"] == 403} == set()

@@ -56,6 +56,17 @@ capabilities: {drop: [ALL]}
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [list, watch, get, create, patch]
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
+  verbs: [get, create, patch, delete]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, create, patch, delete]
+{{- if .Values.monitoring.podMonitor.enabled }}
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, create, patch]
+{{- end }}
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create, delete]

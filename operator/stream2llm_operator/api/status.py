@@ -67,8 +67,12 @@ class ScalingDecision(Part):
 class AutoscalingStatus(Part):
     """What the autoscaler wants."""
 
+    backend: Annotated[str, StringConstraints(max_length=63)] = ""
+    """What scales: `ScaledObject` or `HorizontalPodAutoscaler`."""
+    current: Annotated[int, Field(ge=0)] | None = None
+    """Pods asked for now."""
     desired: Annotated[int, Field(ge=0)] | None = None
-    """Pods that it wants."""
+    """Pods that it wants; in Preview, that it would want."""
     history: Annotated[list[ScalingDecision], Field(max_length=5)] = Field(default=[])
     """Its last five decisions."""
 

@@ -82,6 +82,11 @@ def refusals(spec: Spec) -> list[Refusal]:
         )
     found += [Refusal("ExtraArgConflict", message) for message in _flag_conflicts(spec)]
     found += [Refusal("TemplateConflict", message) for message in _template_conflicts(spec)]
+    scaling = spec.autoscaling
+    if scaling is not None and scaling.hpa is None and scaling.prometheus is None:
+        found.append(
+            Refusal("AutoscalingIncomplete", "autoscaling.prometheus.serverAddress is needed to scale through KEDA")
+        )
     found += [
         Refusal("UnsupportedField", f"{field} has no effect in this version; take it out") for field in _idle(spec)
     ]
@@ -140,8 +145,6 @@ def _containers(template: dict[str, object]) -> list[dict[str, object]]:
 def _idle(spec: Spec) -> list[str]:
     """Fields that are set to something else than their default and that nothing reads yet."""
     found = []
-    if spec.autoscaling is not None:
-        found.append("autoscaling")
     if spec.cost_profile.bundled is not None:
         found.append("costProfile.bundled")
     if spec.streams.idle_timeout_seconds != 120:

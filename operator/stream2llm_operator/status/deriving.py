@@ -94,6 +94,7 @@ def verdicts(
     profiled: Verdict,
     pods: Workload,
     routers: Workload,
+    scaling: Verdict,
     waiting_for_profile: bool,
     gpus: GPUs,
 ) -> dict[str, Verdict]:
@@ -102,7 +103,7 @@ def verdicts(
         PROFILED: profiled,
         PODS_READY: workload_verdict(pods, gpus=gpus, all_ready=True),
         ROUTER_READY: workload_verdict(routers, gpus=GPUs(), all_ready=False),
-        SCALING_READY: Verdict(True, "NotAutoscaled"),
+        SCALING_READY: scaling,
         STALLED: Verdict(False, "AsWanted") if stalled is None else Verdict(True, stalled.reason, stalled.message),
     }
     if waiting_for_profile and pods.deployment is None:
@@ -132,6 +133,7 @@ def status(
     engine_version: str,
     gpu_product: str | None,
     profile: ProfileInUse | None,
+    autoscaling: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole status. now: RFC 3339, used only where a condition changes.
 
@@ -159,6 +161,8 @@ def status(
         result["engineVersion"] = engine_version
     if gpu_product:
         result["gpuProduct"] = gpu_product
+    if autoscaling is not None:
+        result["autoscaling"] = dict(autoscaling)
     if profile is not None:
         result["costProfile"] = {
             "configMap": profile.config_map,

@@ -75,7 +75,7 @@ _TABLE: tuple[Reason, ...] = (
     ),
     Reason(
         "NameConflict",
-        (STALLED,),
+        (STALLED, SCALING_READY),
         "An object with the name of a child exists and belongs to somebody else. It is left alone.",
         "Delete or rename that object, or give the resource another name.",
     ),
@@ -208,6 +208,44 @@ _TABLE: tuple[Reason, ...] = (
     ),
     # --------------------------------------------------------------- scaling
     Reason("NotAutoscaled", (SCALING_READY,), "`spec.replicas` is what people set.", ""),
+    Reason("Autoscaled", (SCALING_READY,), "The autoscaler reads its signals and sets `spec.replicas`.", ""),
+    Reason(
+        "Preview",
+        (SCALING_READY,),
+        "The autoscaler reads its signals and changes nothing; `status.autoscaling.desired` is what it would want.",
+        "",
+    ),
+    Reason(
+        "AutoscalingIncomplete",
+        (STALLED,),
+        "`autoscaling` lacks what its backend needs.",
+        "Set the field that the message names.",
+    ),
+    Reason(
+        "ScalerMissing",
+        (SCALING_READY,),
+        "The cluster does not know the kind of object that would scale. The number of pods stays.",
+        "Install KEDA, or set `autoscaling.hpa` and serve external metrics.",
+    ),
+    Reason(
+        "ScalerRejected",
+        (SCALING_READY,),
+        "The API server refuses the object that would scale. The number of pods stays.",
+        "Correct the field that the message names, most often `autoscaling.behavior`.",
+    ),
+    Reason(
+        "SignalsMissing",
+        (SCALING_READY,),
+        "The autoscaler misses signals. Nothing is scaled down until it has them again.",
+        "Look whether Prometheus answers, scrapes pods, routers and operator, and has the recording rules "
+        "(docs/autoscaling.md).",
+    ),
+    Reason(
+        "CannotScale",
+        (SCALING_READY,),
+        "The autoscaler cannot read or write the resource's scale.",
+        "Read the message; `kubectl describe hpa` has more.",
+    ),
 )
 
 REASONS: dict[str, Reason] = {reason.name: reason for reason in _TABLE}

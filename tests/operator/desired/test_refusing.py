@@ -70,7 +70,6 @@ def test_templates_must_leave_what_the_operator_sets(template: dict[str, Any], m
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"autoscaling": {"maxReplicas": 4}}, "autoscaling"),
         ({"costProfile": {"bundled": {}}}, "costProfile.bundled"),
         ({"streams": {"idleTimeoutSeconds": 60}}, "streams.idleTimeoutSeconds"),
         ({"streams": {"maxChunk": "2Mi"}}, "streams.maxChunk"),
@@ -79,6 +78,13 @@ def test_templates_must_leave_what_the_operator_sets(template: dict[str, Any], m
 )
 def test_a_field_without_effect_is_refused_and_not_ignored(changes: dict[str, Any], field: str) -> None:
     assert refused(**changes) == [("UnsupportedField", f"{field} has no effect in this version; take it out")]
+
+
+def test_keda_needs_to_know_where_prometheus_is() -> None:
+    message = "autoscaling.prometheus.serverAddress is needed to scale through KEDA"
+    assert refused(autoscaling={"maxReplicas": 4}) == [("AutoscalingIncomplete", message)]
+    assert refused(autoscaling={"maxReplicas": 4, "hpa": {}}) == []
+    assert refused(autoscaling={"maxReplicas": 4, "prometheus": {"serverAddress": "http://p:9090"}}) == []
 
 
 def test_operator_and_pod_agree() -> None:

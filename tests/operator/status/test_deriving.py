@@ -42,6 +42,7 @@ def found(
         profiled=profiled,
         pods=pods,
         routers=routers,
+        scaling=Verdict(True, "NotAutoscaled"),
         waiting_for_profile=waiting_for_profile,
         gpus=GPUs(),
     )
