@@ -35,7 +35,7 @@ class BenchCommand:
 
         if args.name == "list":
             for name, (_, measures) in registry.BENCHES.items():
-                print(f"{name:8} {measures}")
+                print(f"{name:10} {measures}")
             return 0
         if args.name not in registry.BENCHES:
             print(f"no bench is called {args.name!r}; there are: {', '.join(registry.BENCHES)}", file=sys.stderr)

@@ -22,6 +22,7 @@ BENCHES = {
         "stream2llm_bench.preemption.bench:BENCH",
         "recomputing, swapping and choosing by cost, in virtual time and with a real model",
     ),
+    "workloads": ("stream2llm_bench.workloads.bench:BENCH", "the generated workloads beside the published figures"),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }
 """Name → (module:attribute, what it measures)."""
