@@ -29,11 +29,18 @@ MODEL = {
 
 
 def make_core(
-    settings: EngineSettings, *, longest_tokens: int, budget_tokens: int, slots: int, blocks: int
+    settings: EngineSettings,
+    *,
+    longest_tokens: int,
+    budget_tokens: int,
+    slots: int,
+    blocks: int,
+    counts_only: bool = False,
 ) -> tuple[Any, Any]:
     """(engine core, its vLLM configuration); no model is loaded, its shape is all that is needed.
 
-    longest_tokens: longest prompt; budget_tokens: tokens a step; slots: requests that run at once; blocks: KV blocks.
+    longest_tokens: longest prompt; budget_tokens: tokens a step; slots: requests that run at once; blocks: KV blocks;
+    counts_only: for long runs, without prefix cache and with a worker that checks nothing.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -42,6 +49,12 @@ def make_core(
     from vllm.v1.executor import Executor
 
     from stream2llm_pod.engine.arguments import engine_arguments
+    from stream2llm_pod.engine.simulation.executor import CONFIG_KEY
+
+    arguments = engine_arguments(settings, async_scheduling=False)
+    if counts_only:
+        arguments["enable_prefix_caching"] = False
+        arguments["additional_config"][CONFIG_KEY] = {"computes_values": False}
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({**MODEL, "max_position_embeddings": longest_tokens}))
@@ -56,6 +69,10 @@ def make_core(
             max_num_seqs=slots,
             num_gpu_blocks_override=blocks,
             distributed_executor_backend=EXECUTOR,
-            **engine_arguments(settings, async_scheduling=False),
+            **arguments,
         ).create_engine_config()
-        return EngineCore(config, Executor.get_class(config), log_stats=False), config
+        core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    if counts_only:
+        # A KV connector would have every block hashed all the same.
+        core.request_block_hasher = None
+    return core, config

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stream2llm.costprofile import CostProfile, Curve
-from stream2llm_bench.preemption.replaying import Outcome, Replay, block_bytes, renew_scheduler
+from stream2llm_bench.preemption.replaying import Outcome, Replay
 from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload, blocks_for_a_third, most_open_tokens
 from stream2llm_bench.progress import Say
+from stream2llm_bench.renewing import block_bytes, renew_scheduler
 
 if TYPE_CHECKING:
     from stream2llm_pod.profiling.engine import MeasuredEngine

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 
 from stream2llm.costprofile import CostProfile, Curve, ProfileKey
-from stream2llm_bench.preemption.replaying import Outcome, Replay, block_bytes, renew_scheduler
+from stream2llm_bench.preemption.replaying import Outcome, Replay
 from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload, blocks_for_a_third, most_open_tokens
+from stream2llm_bench.renewing import block_bytes, renew_scheduler
 from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
 
 BUDGET_TOKENS = 2048

@@ -22,6 +22,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from stream2llm.costprofile import parse_profile
 from stream2llm_pod.engine.simulation.clock import SimulatedClock
+from stream2llm_pod.engine.simulation.counting import CountingWorker
 from stream2llm_pod.engine.simulation.timing import StepTimes, cost_model
 from stream2llm_pod.engine.simulation.worker import SimulatedWorker
 from stream2llm_pod.engine.swap.cuda import STAGING_BYTES
@@ -45,6 +46,8 @@ class SimulationSettings:
     """Behave as vLLM's second model runner, which drops a preempted request's state."""
     paced: bool = False
     """A step takes its time for real too, so that a pod on this executor can be stopped in the middle of something."""
+    computes_values: bool = True
+    """Keep and check every token's KV value, which costs a microsecond a token. False: only count, for long runs."""
     fatal_prompt: tuple[int, ...] = ()
     """Token ids that end the process when a prompt that begins with them is computed, as a bad kernel would."""
 
@@ -59,7 +62,7 @@ class SimulatedExecutor(Executor):
         self.clock = SimulatedClock()
         self.steps = 0
         self.use_profile(self.settings.profile)
-        self.worker: SimulatedWorker
+        self.worker: SimulatedWorker | CountingWorker
         self._computed: ModelRunnerOutput | None = None
 
     def use_profile(self, document: Mapping[str, Any] | None) -> None:
@@ -107,6 +110,9 @@ class SimulatedExecutor(Executor):
         )
 
     def _make_worker(self, num_blocks: int) -> None:
+        if not self.settings.computes_values:
+            self.worker = CountingWorker()
+            return
         self.worker = SimulatedWorker(
             num_blocks,
             self.cache_config.block_size,
