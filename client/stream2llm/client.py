@@ -27,6 +27,7 @@ from stream2llm.entries import StreamOptions
 from stream2llm.events import Event
 from stream2llm.following import BATCH_EVENTS, START, Following
 from stream2llm.keys import DEFAULT_POOL, DEFAULT_TENANT, PoolKeys, check_tenant
+from stream2llm.overview.reading import Overview, read_overview
 from stream2llm.retrying import Retrying
 
 
@@ -68,6 +69,10 @@ class Client:
     def close(self) -> None:
         """Close the connections. Streams that are open stay open."""
         self._redis.close()
+
+    def overview(self) -> Overview:
+        """What the pool does at the moment: its pods, and what waits for each tenant. Raises RedisError."""
+        return read_overview(self._redis, self.keys)
 
     def open(
         self,

@@ -70,7 +70,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
     )
 
     try:
-        server = make_server(args, http, keys, registry, forwarder.status)
+        server = make_server(args, http, keys, registry, forwarder.status, forwarder.overview)
     except CannotListen as error:
         print(error, file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from stream2llm import settings
 from stream2llm.connecting import explained
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
+from stream2llm.overview.reading import Overview, TenantView
 from stream2llm_router.assigning import Needs
 from stream2llm_router.fairness import Turns
 from stream2llm_router.fleet import Fleet
@@ -121,6 +122,14 @@ class Forwarder:
             },
             "pods": {pod.name: {"state": pod.state, "open_streams": pod.open_streams} for pod in self._fleet.pods},
         }
+
+    def overview(self) -> Overview:
+        """The pool as it was last seen, without asking Redis."""
+        tenants = tuple(
+            TenantView(tenant, self._lag.get(tenant, 0), self._waiting.get(tenant, 0))
+            for tenant in sorted(self._tenants)
+        )
+        return Overview(self._keys.pool, self._fleet.now_ms, self._fleet.views(), tenants)
 
     def turn(self) -> int:
         """One round: leases, held streams, one read of all tenants. Returns how many entries were read."""

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from stream2llm.connecting import RedisTLS, connect_async
 from stream2llm.keys import PoolKeys
+from stream2llm.overview.reading import Overview
 from stream2llm_router.gateway.app import make_app
 from stream2llm_router.gateway.arguments import HTTPArguments
 from stream2llm_router.gateway.gateway import Gateway, GatewaySettings
@@ -27,6 +28,7 @@ def make_server(
     keys: PoolKeys,
     registry: CollectorRegistry,
     status: Callable[[], dict[str, Any]],
+    overview: Callable[[], Overview],
 ) -> Server:
     """A server that listens and is not started. Raises CannotListen."""
 
@@ -36,7 +38,7 @@ def make_server(
     settings = GatewaySettings(
         http.limits, http.needs_tokens, http.tokens_from_file, http.pod_api_key, http.pod_ca_file
     )
-    gateway = Gateway(settings, keys, connect, status, GatewayMetrics(keys.pool, registry))
+    gateway = Gateway(settings, keys, connect, status, overview, GatewayMetrics(keys.pool, registry))
     certificate = Certificate(*http.certificate) if http.certificate else None
     show_access_log()
     try:

@@ -17,7 +17,7 @@ from stream2llm.entries import encode as encode_entry
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys
 from stream2llm_pod.serving.clocks import RedisClock
-from stream2llm_pod.serving.heartbeats import Capacity, Heartbeats, Identity, Load
+from stream2llm_pod.serving.heartbeats import Capacity, Figures, Heartbeats, Identity, Load
 from stream2llm_pod.serving.intake import Adoption, Intake
 
 BARE_KEY = "bench:bare"
@@ -113,7 +113,8 @@ async def consume_pod(url: str, keys: PoolKeys, count: int) -> None:
         return Session(adoption, ages_us)
 
     identity = Identity(POD, incarnation, "bench", (), 0, Capacity(CAPACITY, 0), "")
-    beats = Heartbeats(client, keys, identity, clock, lambda: "ready", lambda: Load(0, 0, 0.0), lambda: incarnation)
+    load = Load(0, 0, 0.0)
+    beats = Heartbeats(client, keys, identity, clock, lambda: "ready", lambda: load, Figures, lambda: incarnation)
     await beats.beat()
     beating = asyncio.create_task(beats.run())
     intake = Intake(log_client, keys, POD, incarnation, clock, open_session)

@@ -45,6 +45,17 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Figures:
+    """For people who watch the pool; nothing is decided by them. Totals count from the pod's start."""
+
+    memory_preemptions: int = 0
+    policy_preemptions: int = 0
+    recomputed_tokens: int = 0
+    ttft_ms: dict[str, float] | None = None
+    """`p50`, `p95` and `count` of the last minutes; None where there was no first token."""
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What does not change while this process lives."""
 
@@ -64,7 +75,7 @@ def fingerprint(parts: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def heartbeat(identity: Identity, state: str, load: Load) -> str:
+def heartbeat(identity: Identity, state: str, load: Load, figures: Figures) -> str:
     """The heartbeat's JSON object without its time, which the server adds, and without its closing brace."""
     beat = {
         "incarnation": identity.incarnation,
@@ -83,13 +94,18 @@ def heartbeat(identity: Identity, state: str, load: Load) -> str:
             "backlog_tokens": load.backlog_tokens,
             "kv_usage": round(load.kv_usage, 4),
         },
+        "figures": {
+            "preemptions": {"memory": figures.memory_preemptions, "policy": figures.policy_preemptions},
+            "recomputed_tokens": figures.recomputed_tokens,
+            "ttft_ms": figures.ttft_ms,
+        },
         "prefill_tokens_per_s": None if load.prefill_tokens_per_s is None else round(load.prefill_tokens_per_s, 1),
     }
     return json.dumps(beat, separators=(",", ":"))[:-1]
 
 
 class Heartbeats:
-    """Beats once a second; `state` and `load` are asked each time.
+    """Beats once a second; `state`, `load` and `figures` are asked each time.
 
     `fenced` is called, and answers with the name of a new incarnation, when routers have given this one up: the pod was
     silent for too long, another pod has taken its name, or Redis has forgotten everything.
@@ -103,6 +119,7 @@ class Heartbeats:
         clock: RedisClock,
         state: Callable[[], str],
         load: Callable[[], Load],
+        figures: Callable[[], Figures],
         fenced: Callable[[], str],
     ) -> None:
         self._client = client
@@ -111,6 +128,7 @@ class Heartbeats:
         self._clock = clock
         self._state = state
         self._load = load
+        self._figures = figures
         self._fenced = fenced
         self._rival: str | None = None
         self._registered = False
@@ -170,7 +188,7 @@ class Heartbeats:
 
     async def _write(self, *, first: bool) -> tuple[int, bytes, bool]:
         pod, incarnation = self._identity.pod, self._identity.incarnation
-        text = heartbeat(self._identity, self._state(), self._load())
+        text = heartbeat(self._identity, self._state(), self._load(), self._figures())
         keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations]
         answer = await self._call("heartbeat", keys, pod, incarnation, text, LOG_LIVE_MS, int(first), FORGOTTEN_MS)
         now_ms = int(answer[0])

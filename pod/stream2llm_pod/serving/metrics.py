@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from stream2llm.errors import ErrorCode
+from stream2llm_pod.serving.recent import RecentTimes
 from stream2llm_pod.serving.streams import Phase
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -32,6 +33,7 @@ class ServingMetrics:
             return Gauge(prefix + metric, text, _LABELS, registry=registry, multiprocess_mode="livesum").labels(*own)
 
         self.ttft = histogram("ttft_seconds", "From the finish of a stream's input to its first token.", _SECONDS)
+        self.recent_ttft = RecentTimes()
         self.open_to_first_token = histogram(
             "open_to_first_token_seconds", "From the open of a stream to its first token.", _SECONDS
         )

@@ -25,7 +25,7 @@ from stream2llm_pod.engine.frontend import EngineRefusal, EngineStreams, StreamT
 from stream2llm_pod.serving.assembling import Template
 from stream2llm_pod.serving.auditing import Finding, Stored, compare
 from stream2llm_pod.serving.clocks import RedisClock
-from stream2llm_pod.serving.heartbeats import Capacity, Heartbeats, Identity, Load, fingerprint
+from stream2llm_pod.serving.heartbeats import Capacity, Figures, Heartbeats, Identity, Load, fingerprint
 from stream2llm_pod.serving.intake import Adoption, Intake, StreamKey
 from stream2llm_pod.serving.metrics import ServingMetrics
 from stream2llm_pod.serving.parameters import Limits, ParametersError, parse_parameters
@@ -148,7 +148,14 @@ class ServingPod:
             capacity=Capacity(serving.max_open_streams, self._engine.kv_tokens),
         )
         self._heartbeats = Heartbeats(
-            self._client, self._keys, identity, self._clock, self._state, self._load, self._begin_anew
+            self._client,
+            self._keys,
+            identity,
+            self._clock,
+            self._state,
+            self._load,
+            self._figures,
+            self._begin_anew,
         )
         self._orphans: set[StreamKey] = set()
         self._behind: set[StreamKey] = set()
@@ -364,6 +371,15 @@ class ServingPod:
         rate = self._rate.observe(prefilled_tokens(), backlog_tokens, time.monotonic())
         return Load(len(sessions), backlog_tokens, kv_usage(), rate)
 
+    def _figures(self) -> Figures:
+        by_cause = totals("stream2llm_preemptions_total", "cause")
+        return Figures(
+            memory_preemptions=int(by_cause.get("memory", 0)),
+            policy_preemptions=int(by_cause.get("policy", 0)),
+            recomputed_tokens=int(totals("stream2llm_recomputed_tokens_total").get("", 0)),
+            ttft_ms=self._metrics.recent_ttft.percentiles_ms(time.monotonic()),
+        )
+
 
 def engine_died(error: Exception) -> bool:
     """Whether an exception of the engine means that there is no engine any more."""
@@ -399,10 +415,18 @@ def _stored(raw: Any) -> Stored | None:
 
 def prefilled_tokens() -> float:
     """Prompt tokens that the engine has computed, as it reports them on /metrics."""
-    total = 0.0
-    for family in REGISTRY.restricted_registry(["stream2llm_prefill_tokens_total"]).collect():
-        total += sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
-    return total
+    return totals("stream2llm_prefill_tokens_total").get("", 0.0)
+
+
+def totals(name: str, label: str = "") -> dict[str, float]:
+    """A counter as it is on /metrics, summed by one label; by the empty text without one."""
+    found: dict[str, float] = {}
+    for family in REGISTRY.restricted_registry([name]).collect():
+        for sample in family.samples:
+            if sample.name == name:
+                value = sample.labels.get(label, "")
+                found[value] = found.get(value, 0.0) + sample.value
+    return found
 
 
 def kv_usage() -> float:

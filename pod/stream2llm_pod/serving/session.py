@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -390,7 +391,9 @@ class Session:
         metrics = self.ctx.metrics
         metrics.open_to_first_token.observe(max(now_ms - self.adoption.opened_ms, 0) / 1000)
         if self.stream.finished_ms is not None:
-            metrics.ttft.observe(max(now_ms - self.stream.finished_ms, 0) / 1000)
+            ttft_ms = max(now_ms - self.stream.finished_ms, 0)
+            metrics.ttft.observe(ttft_ms / 1000)
+            metrics.recent_ttft.note(time.monotonic(), ttft_ms)
 
     def _end(self, finish_reason: str, stats: StreamStatsLike | None = None) -> None:
         """The terminal `done`."""

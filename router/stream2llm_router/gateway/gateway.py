@@ -14,6 +14,7 @@ import redis.asyncio
 
 from stream2llm.composing import Fields
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys
+from stream2llm.overview.reading import Overview
 from stream2llm_router.gateway.authenticating import Authenticator
 from stream2llm_router.gateway.hub import Hub
 from stream2llm_router.gateway.limits import LimitReached, Limits, OpenStreams, Slots
@@ -50,11 +51,13 @@ class Gateway:
         keys: PoolKeys,
         connect: Callable[[], redis.asyncio.Redis],
         status: Callable[[], dict[str, Any]],
+        overview: Callable[[], Overview],
         metrics: GatewayMetrics,
     ) -> None:
-        """connect: a new Redis client that retries nothing by itself; status: what the forwarding side knows."""
+        """connect: a new Redis client that retries nothing by itself; status and overview: what the forwarding side
+        knows."""
         self.settings, self.keys, self.metrics = settings, keys, metrics
-        self._connect, self._status = connect, status
+        self._connect, self._status, self._overview = connect, status, overview
         limits = settings.limits
         self.open_streams = OpenStreams(limits.max_open_streams)
         self.readers = Slots("readers", limits.max_readers)
@@ -105,6 +108,10 @@ class Gateway:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.hub.close)
+
+    def overview(self) -> dict[str, Any]:
+        """The pool as it was last seen, for people."""
+        return {**self._overview().to_dict(), "redis_reachable": self._status()["redis_reachable"]}
 
     def status(self) -> dict[str, Any]:
         """What is known without asking Redis."""

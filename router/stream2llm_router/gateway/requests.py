@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 BODY_TIMEOUT_S = 60.0
 """The longest silence within a request body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-QUIET = ("/health", "/metrics", "/status.json")
+QUIET = ("/health", "/metrics", "/overview.json", "/status.json")
 """Asked all day by machines; only their failures are logged."""
 
 

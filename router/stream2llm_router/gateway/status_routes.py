@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from stream2llm_router.gateway.bodies import Health
 from stream2llm_router.gateway.dependencies import GatewayOf
 
+DASHBOARD = (Path(__file__).parent / "page" / "dashboard.html").read_text(encoding="utf-8")
+# The page loads nothing from anywhere, and asks nobody but this router.
+POLICY = (
+    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 router = APIRouter(tags=["operations"])
 
 
@@ -25,6 +33,18 @@ async def health(gateway: GatewayOf, response: Response) -> Health:
 async def status(gateway: GatewayOf) -> dict[str, Any]:
     """Open streams, leases, pods, and whether Redis is reachable."""
     return gateway.status()
+
+
+@router.get("/overview.json")
+async def overview(gateway: GatewayOf) -> dict[str, Any]:
+    """Pods and tenants as they were last seen, for people who watch the pool."""
+    return gateway.overview()
+
+
+@router.get("/dashboard", response_class=HTMLResponse)
+async def dashboard() -> HTMLResponse:
+    """A page that shows the overview as it changes. Read-only."""
+    return HTMLResponse(DASHBOARD, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
 
 
 @router.get(

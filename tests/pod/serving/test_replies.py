@@ -14,7 +14,7 @@ import redis.asyncio
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.serving import scripts
 from stream2llm_pod.serving.clocks import RedisClock
-from stream2llm_pod.serving.heartbeats import Capacity, Heartbeats, Identity, Load
+from stream2llm_pod.serving.heartbeats import Capacity, Figures, Heartbeats, Identity, Load
 from stream2llm_pod.serving.replies import Reply, ReplyEvent, ReplyWriter
 
 pytestmark = pytest.mark.redis
@@ -281,7 +281,9 @@ def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
     async def body(connection: redis.asyncio.Redis) -> None:
         nonlocal state
         clock = RedisClock(monotonic=lambda: 5.0, wall=lambda: 0.0)
-        beats = Heartbeats(connection, KEYS, identity, clock, lambda: state, lambda: Load(2, 30, 0.25), lambda: "")
+        figures = Figures(3, 1, 70, {"p50": 12.0, "p95": 30.0, "count": 9})
+        load = Load(2, 30, 0.25)
+        beats = Heartbeats(connection, KEYS, identity, clock, lambda: state, lambda: load, lambda: figures, lambda: "")
         await beats.beat()
         beat = json.loads(client.hget(KEYS.pods, "p") or b"")
         seconds, _ = client.time()
@@ -297,6 +299,11 @@ def test_heartbeat_and_retire(server: Any, client: redis.Redis) -> None:
             "url": "http://10.0.0.1:8000",
             "capacity": {"max_open_streams": 8, "kv_tokens": 1000},
             "load": {"open_streams": 2, "backlog_tokens": 30, "kv_usage": 0.25},
+            "figures": {
+                "preemptions": {"memory": 3, "policy": 1},
+                "recomputed_tokens": 70,
+                "ttft_ms": {"p50": 12.0, "p95": 30.0, "count": 9},
+            },
             "prefill_tokens_per_s": None,
         }
         state = "draining"
@@ -343,7 +350,9 @@ def test_a_pod_that_retires_with_streams_leaves_them_to_the_routers(client: redi
 
 def heartbeats(connection: redis.asyncio.Redis, incarnation: str, fenced: Callable[[], str]) -> Heartbeats:
     identity = Identity("p", incarnation, "f", ("m",), 100, Capacity(8, 1000), "")
-    return Heartbeats(connection, KEYS, identity, RedisClock(), lambda: "ready", lambda: Load(0, 0, 0.0), fenced)
+    return Heartbeats(
+        connection, KEYS, identity, RedisClock(), lambda: "ready", lambda: Load(0, 0, 0.0), Figures, fenced
+    )
 
 
 def test_a_pod_that_was_given_up_registers_as_another_incarnation(server: Any, client: redis.Redis) -> None:

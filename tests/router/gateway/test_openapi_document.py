@@ -64,8 +64,10 @@ def test_the_document_says_who_may(router: RunningRouter, nobody: Caller) -> Non
     }
     assert sorted(operations) == [
         "DELETE /v1/streams/{stream}",
+        "GET /dashboard",
         "GET /health",
         "GET /metrics",
+        "GET /overview.json",
         "GET /status.json",
         "GET /v1/models",
         "GET /v1/streams/{stream}/events",
