@@ -22,6 +22,10 @@ BENCHES = {
         "stream2llm_bench.preemption.bench:BENCH",
         "recomputing, swapping and choosing by cost, in virtual time and with a real model",
     ),
+    "autoscale": (
+        "stream2llm_bench.autoscale.bench:BENCH",
+        "a day of bursty traffic, scaled on our signals, on the KV cache alone and on the queue alone",
+    ),
     "workloads": ("stream2llm_bench.workloads.bench:BENCH", "the generated workloads beside the published figures"),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }
