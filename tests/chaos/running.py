@@ -20,6 +20,7 @@ from stream2llm.keys import PoolKeys
 KEYS = PoolKeys()
 READ_STREAMS = 100
 GIVE_UP_S = 600.0
+"""After so long without any event, or any fault, what has not ended will not."""
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Run:
         self._pool, self._streams, self._faults = pool, streams, faults
         self.replies = {(planned.tenant, planned.stream): Reply() for planned in streams}
         self.failures: list[BaseException] = []
+        self._heard_s = time.monotonic()
 
     def run(self) -> None:
         with self._pool.redis.client() as client:
@@ -91,6 +93,7 @@ class Run:
             self._strike(process, fault)
             # At most one of them is away at a time.
             self._pool.wait_ready()
+            self._heard_s = time.monotonic()
 
     def _strike(self, process: Process, fault: Fault) -> None:
         if fault.what == "kill":
@@ -107,9 +110,9 @@ class Run:
 
     def _read(self) -> None:
         client = self._pool.redis.client()
-        give_up_s = time.monotonic() + GIVE_UP_S
+        self._heard_s = time.monotonic()
         while waiting := [key for key, reply in self.replies.items() if not reply.ended]:
-            if time.monotonic() > give_up_s or self.failures:
+            if time.monotonic() > self._heard_s + GIVE_UP_S or self.failures:
                 raise TimeoutError(f"{len(waiting)} streams have not ended: {waiting[:10]}")
             try:
                 for i in range(0, len(waiting), READ_STREAMS):
@@ -122,6 +125,7 @@ class Run:
         by_key = {KEYS.reply(*key).encode(): key for key in keys}
         answer: Any = client.xread({name.decode(): self.replies[key].after for name, key in by_key.items()}, count=500)
         for name, entries in answer or ():
+            self._heard_s = time.monotonic()
             reply = self.replies[by_key[name]]
             for entry_id, fields in entries:
                 reply.after = entry_id.decode()

@@ -132,6 +132,7 @@ class Heartbeats:
         self._fenced = fenced
         self._rival: str | None = None
         self._registered = False
+        self._retired = False
         self._wake = asyncio.Event()
         self._beaten_s: float | None = None
 
@@ -146,8 +147,8 @@ class Heartbeats:
         return float("inf") if self._beaten_s is None else time.monotonic() - self._beaten_s
 
     async def run(self) -> None:
-        """Beat until cancelled; a failed beat is tried again at the next one."""
-        while True:
+        """Beat until retired or cancelled; a failed beat is tried again at the next one."""
+        while not self._retired:
             try:
                 await self.beat()
             except (RedisError, OSError) as error:
@@ -162,8 +163,13 @@ class Heartbeats:
         self._wake.set()
 
     async def beat(self) -> None:
-        """Write one heartbeat and set the clock by the server's."""
+        """Write one heartbeat and set the clock by the server's. Does nothing once this incarnation is retired."""
+        if self._retired:
+            return
         now_ms, before, taken = await self._write(first=not self._registered and self._rival is None)
+        if self._retired:
+            # It was on its way when this incarnation was taken off the list: that is no sign that routers gave it up.
+            return
         if taken:
             self._registered, self._rival, self._beaten_s = True, None, time.monotonic()
             self._warn_of_rival(before, now_ms)
@@ -181,6 +187,8 @@ class Heartbeats:
 
     async def retire(self, *, failed: bool = False) -> None:
         """Take this incarnation off the list of pods and drop its log; `failed` if something here has ended it."""
+        self._retired = True
+        self._wake.set()
         pod, incarnation = self._identity.pod, self._identity.incarnation
         keys = [self._keys.pods, self._keys.log(pod, incarnation), self._keys.incarnations, self._keys.gone]
         keys.append(self._keys.assigned(pod, incarnation))

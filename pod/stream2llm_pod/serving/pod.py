@@ -25,6 +25,7 @@ from stream2llm_pod.engine.frontend import EngineRefusal, EngineStreams, StreamT
 from stream2llm_pod.serving.assembling import Template
 from stream2llm_pod.serving.auditing import Finding, Stored, compare
 from stream2llm_pod.serving.clocks import RedisClock
+from stream2llm_pod.serving.ending import end_tasks
 from stream2llm_pod.serving.heartbeats import Capacity, Figures, Heartbeats, Identity, Load, fingerprint
 from stream2llm_pod.serving.intake import Adoption, Intake, StreamKey
 from stream2llm_pod.serving.metrics import ServingMetrics
@@ -215,9 +216,7 @@ class ServingPod:
         for session in self._sessions():
             session.drop()
         tasks = [*self._tasks, *self._session_tasks, *([self._intake_task] if self._intake_task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         self._tasks.clear()
         await self._client.aclose()
         await self._log_client.aclose()

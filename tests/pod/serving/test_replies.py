@@ -373,6 +373,32 @@ def test_a_pod_that_was_given_up_registers_as_another_incarnation(server: Any, c
     run(server, body)
 
 
+def test_a_beat_that_meets_the_retirement_is_no_reason_to_begin_anew(server: Any, client: redis.Redis) -> None:
+    """A pod without streams that was told to leave registered again while it stopped, and then never ended."""
+
+    async def body(connection: redis.asyncio.Redis) -> None:
+        fenced: list[str] = []
+
+        def begin_anew() -> str:
+            fenced.append("one")
+            return "two"
+
+        beats = heartbeats(connection, "one", begin_anew)
+        await beats.beat()
+        beating = asyncio.create_task(beats.run())
+        # As a drain of no streams does: what the heartbeat says has changed, and then there is nothing to wait for.
+        beats.soon()
+        await asyncio.sleep(0)
+        await beats.retire()
+        async with asyncio.timeout(60):
+            await beating
+        await beats.beat()
+        assert fenced == []
+        assert not client.exists(KEYS.pods, KEYS.incarnations)
+
+    run(server, body)
+
+
 def test_of_two_pods_of_one_name_the_later_one_stays(server: Any, client: redis.Redis) -> None:
     async def body(connection: redis.asyncio.Redis) -> None:
         fenced: list[str] = []
