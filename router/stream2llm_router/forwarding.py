@@ -6,8 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -40,10 +39,49 @@ PAUSE_S = 1.0
 INTERNAL_AFTER_FAILURES = 3
 """An entry that the script has failed on this often, alone in its batch, is turned away."""
 
+MAX_READ_ENTRIES = 4 * settings.MAX_BATCH_ENTRIES
+"""Entries of one tenant that one read brings."""
 MAX_READ_BYTES = 4 << 20
 """A read that brought more than this of one tenant makes the next one ask for fewer entries."""
 
 RawEntry = tuple[bytes, dict[bytes, bytes]]
+
+
+class Queue:
+    """What was read of one tenant's ingress and is not forwarded yet."""
+
+    def __init__(self, entries: list[RawEntry]) -> None:
+        self.entries = entries
+        self._sizes_bytes = [sum(map(len, fields)) + sum(map(len, fields.values())) for _, fields in entries]
+        self._next = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all that was read."""
+        return sum(self._sizes_bytes)
+
+    def __bool__(self) -> bool:
+        return self._next < len(self.entries)
+
+    def take(self, max_entries: int) -> tuple[list[RawEntry], int]:
+        """The next batch, of at least one entry, and its bytes."""
+        first, self._next, size_bytes = self._next, *self._end_of_batch(max_entries)
+        return self.entries[first : self._next], size_bytes
+
+    def ahead(self) -> list[RawEntry]:
+        """The batch after the last one that was taken; it stays where it is."""
+        return self.entries[self._next : self._end_of_batch(settings.MAX_BATCH_ENTRIES)[0]]
+
+    def _end_of_batch(self, max_entries: int) -> tuple[int, int]:
+        """Where a batch that begins here ends, by number and by bytes, and its bytes."""
+        total_bytes = 0
+        most = min(self._next + max_entries, len(self.entries))
+        for i in range(self._next, most):
+            size_bytes = self._sizes_bytes[i]
+            if i > self._next and total_bytes + size_bytes > settings.MAX_BATCH_BYTES:
+                return i, total_bytes
+            total_bytes += size_bytes
+        return most, total_bytes
 
 
 class Forwarder:
@@ -81,6 +119,7 @@ class Forwarder:
         self._read_entries = self._last_read_entries = settings.MAX_BATCH_ENTRIES
         self._resume_at_s: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        self._judged: dict[tuple[str, bytes], Verdict] = {}
         self.reachable = False
 
     def run(self, stop: threading.Event) -> None:
@@ -148,8 +187,8 @@ class Forwarder:
             time.sleep(self._block_ms / 1000 / 4)
             return 0
         queues = self._read(served)
-        count = sum(len(entries) for entries in queues.values())
-        full = {tenant for tenant, entries in queues.items() if len(entries) >= self._last_read_entries}
+        count = sum(len(queue.entries) for queue in queues.values())
+        full = {tenant for tenant, queue in queues.items() if len(queue.entries) >= self._last_read_entries}
         while queues:
             tenant = self._turns.next(queues)
             self._guarded(tenant, self._forward_some, tenant, queues)
@@ -234,7 +273,7 @@ class Forwarder:
             if wrong:
                 logger.error("limits of tenant %s that cannot be read count as absent: %s", tenant, ", ".join(wrong))
 
-    def _read(self, tenants: list[str]) -> dict[str, list[RawEntry]]:
+    def _read(self, tenants: list[str]) -> dict[str, Queue]:
         by_key = {self._keys.ingress(tenant).encode(): tenant for tenant in tenants}
         waiting = any(self._waiting.get(tenant) for tenant in tenants)
         block_ms = min(self._block_ms, int(REFRESH_S * 1000)) if waiting else self._block_ms
@@ -242,32 +281,34 @@ class Forwarder:
         answer: Any = self._client.xread(
             {key.decode(): "0" for key in by_key}, count=self._read_entries, block=block_ms
         )
-        queues: dict[str, list[RawEntry]] = {by_key[key]: entries for key, entries in answer or ()}
-        if answer is not None and queues:
+        self._judged.clear()
+        queues = {by_key[key]: Queue(entries) for key, entries in answer or ()}
+        if queues:
             # Big entries are read few at a time: XREAD can be bounded by number only.
-            most = max(_size_bytes(entries) for entries in queues.values())
-            fewer = most > MAX_READ_BYTES
+            fewer = max(queue.size_bytes for queue in queues.values()) > MAX_READ_BYTES
             wanted = self._read_entries // 4 if fewer else self._read_entries * 2
-            self._read_entries = max(1, min(wanted, settings.MAX_BATCH_ENTRIES))
+            self._read_entries = max(1, min(wanted, MAX_READ_ENTRIES))
         return queues
 
-    def _forward_some(self, tenant: str, queues: dict[str, list[RawEntry]]) -> None:
+    def _forward_some(self, tenant: str, queues: dict[str, Queue]) -> None:
         """Forward one batch of what was read; a tenant that is done for now leaves `queues`."""
-        entries = queues.pop(tenant)
-        batch, size_bytes = _cut(entries[:1] if self._failures.get(tenant) else entries)
+        queue = queues.pop(tenant)
+        failing = bool(self._failures.get(tenant))
+        batch, size_bytes = queue.take(1 if failing else settings.MAX_BATCH_ENTRIES)
         self._turns.charge(tenant, size_bytes, len(batch), self._weights)
         try:
-            self._forward(tenant, batch)
+            self._forward(tenant, batch, () if failing else queue.ahead())
         except Stale:
             # A retry after a lost answer met its own success, or the head was trimmed: read again.
             return
         self._failures.pop(tenant, None)
-        if len(entries) > len(batch):
-            queues[tenant] = entries[len(batch) :]
+        if queue:
+            queues[tenant] = queue
 
-    def _forward(self, tenant: str, entries: list[RawEntry]) -> None:
+    def _forward(self, tenant: str, entries: list[RawEntry], ahead: Sequence[RawEntry] = ()) -> None:
+        """Forward one batch. While the server is at work on it, the entries that come next are judged."""
         started_s = time.perf_counter()
-        verdicts = [self._judge(tenant, fields) for _, fields in entries]
+        verdicts = [self._judge(tenant, *entry) for entry in entries]
         limits = self._limits.get(tenant, TenantLimits())
         arguments: list[Any] = [
             self._epochs[tenant],
@@ -286,7 +327,15 @@ class Forwarder:
         ]
         for (identifier, _), verdict in zip(entries, verdicts, strict=True):
             arguments += (identifier, verdict.op, verdict.stream, self._more(tenant, verdict))
-        answer = self._scripts.call("forward", [self._keys.lease(tenant), self._keys.ingress(tenant)], arguments)
+        keys = [self._keys.lease(tenant), self._keys.ingress(tenant)]
+        if ahead:
+            finish = self._scripts.begin("forward", keys, arguments)
+            try:
+                self._judged = {(tenant, identifier): judge(fields) for identifier, fields in ahead}
+            finally:
+                answer = finish()
+        else:
+            answer = self._scripts.call("forward", keys, arguments)
         self._metrics.forward_seconds.observe(time.perf_counter() - started_s)
         forwarded, assigned, held, _ignored = map(int, answer[:4])
         self._metrics.forwarded_entries.inc(forwarded)
@@ -296,10 +345,10 @@ class Forwarder:
         for code in answer[4:]:
             self._metrics.rejected(code.decode())
 
-    def _judge(self, tenant: str, fields: dict[bytes, bytes]) -> Verdict:
+    def _judge(self, tenant: str, identifier: bytes, fields: dict[bytes, bytes]) -> Verdict:
         if self._failures.get(tenant, 0) >= INTERNAL_AFTER_FAILURES:
             return refused_as_internal(fields)
-        return judge(fields)
+        return self._judged.pop((tenant, identifier), None) or judge(fields)
 
     def _more(self, tenant: str, verdict: Verdict) -> str:
         """What the script needs to know of an open, or of an entry that is wrong."""
@@ -321,21 +370,6 @@ class Forwarder:
             "field": verdict.field,
         }
         return json.dumps(more)
-
-
-def _size_bytes(entries: list[RawEntry]) -> int:
-    return sum(map(len, chain.from_iterable(chain.from_iterable(fields.items()) for _, fields in entries)))
-
-
-def _cut(entries: list[RawEntry]) -> tuple[list[RawEntry], int]:
-    """The head of the batch, up to both limits and at least one entry; and its bytes."""
-    total_bytes = 0
-    for i, entry in enumerate(entries[: settings.MAX_BATCH_ENTRIES]):
-        size_bytes = _size_bytes([entry])
-        if i and total_bytes + size_bytes > settings.MAX_BATCH_BYTES:
-            return entries[:i], total_bytes
-        total_bytes += size_bytes
-    return entries[: settings.MAX_BATCH_ENTRIES], total_bytes
 
 
 def _backoff() -> Iterator[float]:

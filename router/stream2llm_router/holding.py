@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from stream2llm.errors import ErrorCode
+from stream2llm.events import ErrorEvent
 from stream2llm.keys import PoolKeys
 from stream2llm_router.assigning import Lack
 from stream2llm_router.fleet import Fleet
@@ -86,4 +87,4 @@ class Holding:
                 code = ErrorCode.OVERLOADED
                 lack = self._fleet.lack(route.needs())
                 message = f"no pod has taken the stream within {self._open_wait_ms} ms: {lack.told()}"
-            self._placing.end(tenant, epoch, stream, route, code, message)
+            self._placing.end(tenant, epoch, stream, route, ErrorEvent(code, message))

@@ -9,8 +9,7 @@ from typing import Any
 
 import redis
 
-from stream2llm.errors import ErrorCode
-from stream2llm.events import ErrorEvent, encode
+from stream2llm.events import Done, ErrorEvent, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.assigning import Needs
 from stream2llm_router.fleet import Fleet
@@ -30,6 +29,7 @@ TOKEN_BYTES = 4
 
 _ROUTE_FIELDS = (
     "state", "attempt", "pod", "incarnation", "next_token", "fingerprint", "failures", "model", "affinity", "bytes",
+    "cancelled",
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Route:
     model: str
     affinity: str
     size_bytes: int
+    cancelled: bool = False
 
     def needs(self) -> Needs:
         return Needs(
@@ -105,9 +106,9 @@ class Placing:
         except (Ended, Stale) as error:
             logger.debug("stream %s/%s was settled elsewhere: %s", tenant, stream, error)
 
-    def end(self, tenant: str, epoch: str, stream: str, route: Route, code: ErrorCode, message: str) -> None:
-        """The terminal error, if the stream has not moved on since its route was read."""
-        event = encode(ErrorEvent(code, message, None, True, None))
+    def end(self, tenant: str, epoch: str, stream: str, route: Route, event: ErrorEvent | Done) -> None:
+        """Write the terminal event, if the stream has not moved on since its route was read."""
+        fields = encode(event)
         keys = self._keys
         try:
             self._scripts.call(
@@ -120,12 +121,13 @@ class Placing:
                     keys.held(tenant),
                     keys.usage(tenant),
                 ],
-                [epoch, keys.prefix, tenant, stream, route.attempt, self._retain_ms, event["event"], event["data"]],
+                [epoch, keys.prefix, tenant, stream, route.attempt, self._retain_ms, fields["event"], fields["data"]],
             )
         except (Ended, Stale) as error:
             logger.debug("stream %s/%s was settled elsewhere: %s", tenant, stream, error)
             return
-        self._metrics.rejected(code)
+        if isinstance(event, ErrorEvent):
+            self._metrics.rejected(event.code)
 
     def _assign(self, tenant: str, epoch: str, stream: str, attempt: int, pod: str, incarnation: str) -> None:
         keys = [self._keys.lease(tenant), self._keys.route(tenant, stream), self._keys.held(tenant)]
@@ -137,7 +139,7 @@ def _route(answer: Any) -> Route | None:
     if not isinstance(answer, list) or answer[0] is None:
         return None
     texts = [b"" if value is None else value for value in answer]
-    state, attempt, pod, incarnation, next_token, fingerprint, failures, model, affinity, size_bytes = (
+    state, attempt, pod, incarnation, next_token, fingerprint, failures, model, affinity, size_bytes, cancelled = (
         value.decode("utf-8", "replace") for value in texts
     )
     return Route(
@@ -151,7 +153,15 @@ def _route(answer: Any) -> Route | None:
         model,
         affinity,
         _number(size_bytes),
+        bool(cancelled),
     )
+
+
+def cancelled(route: Route) -> Done:
+    """The terminal event of a stream that is cancelled while no pod has it."""
+    sent = route.next_token
+    usage = {"prompt_tokens": 0, "completion_tokens": sent, "total_tokens": sent}
+    return Done("cancelled", usage, {"attempts": route.attempt})
 
 
 def _number(text: str) -> int:

@@ -11,9 +11,10 @@ import redis
 
 from stream2llm import settings
 from stream2llm.errors import ErrorCode
+from stream2llm.events import ErrorEvent
 from stream2llm.keys import PoolKeys
 from stream2llm_router.fleet import Fleet, Incarnation
-from stream2llm_router.placing import MAX_ATTEMPTS, Placing, Route
+from stream2llm_router.placing import MAX_ATTEMPTS, Placing, Route, cancelled
 from stream2llm_router.scripts import Scripts
 
 logger = logging.getLogger(__name__)
@@ -66,9 +67,12 @@ class Recovery:
         if route is None or route.state == "ended" or route.incarnation != incarnation.name:
             # Nobody is given to an incarnation that is gone, so what is out of date stays so.
             self._client.hdel(self._assigned(incarnation), f"{tenant}:{stream}")
+        elif route.cancelled:
+            # Its pod has not lived to say so, and there is nothing that another one could add.
+            self._placing.end(tenant, epoch, stream, route, cancelled(route))
         elif route.failures >= MAX_ATTEMPTS:
             message = f"the stream was on {route.failures} pods that failed"
-            self._placing.end(tenant, epoch, stream, route, ErrorCode.ATTEMPTS_EXHAUSTED, message)
+            self._placing.end(tenant, epoch, stream, route, ErrorEvent(ErrorCode.ATTEMPTS_EXHAUSTED, message))
         elif not self._placing.place(tenant, epoch, stream, route, "recovery"):
             self._placing.hold(tenant, epoch, stream, route)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -54,11 +56,51 @@ class Scripts:
             self._digests.pop(name, None)
             return self._evaluate(name, keys, arguments)
 
+    def begin(self, name: str, keys: list[str], arguments: list[Any]) -> Callable[[], Any]:
+        """Have the server run a script while the caller does something else; the function returned waits for it.
+
+        It must be called, once. Both may raise as `call` does.
+        """
+        if name not in self._digests:
+            return partial(self.call, name, keys, arguments)
+        pool = self._client.connection_pool
+        connection: Any = pool.get_connection()
+        try:
+            connection.send_command("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
+        except BaseException:
+            connection.disconnect()
+            pool.release(connection)
+            raise
+        return partial(self._finish, connection, name, keys, arguments)
+
+    def _finish(self, connection: Any, name: str, keys: list[str], arguments: list[Any]) -> Any:
+        def read() -> Any:
+            try:
+                return connection.read_response()
+            except ResponseError:
+                raise
+            except BaseException:
+                # The answer may still come, and would be taken for that to the next command.
+                connection.disconnect()
+                raise
+
+        try:
+            return self._outcome(read)
+        except NoScriptError:
+            self._digests.pop(name, None)
+        finally:
+            self._client.connection_pool.release(connection)
+        return self.call(name, keys, arguments)
+
     def _evaluate(self, name: str, keys: list[str], arguments: list[Any]) -> Any:
         if name not in self._digests:
             self._digests[name] = str(self._client.script_load(self._sources[name]))
+        return self._outcome(partial(self._client.evalsha, self._digests[name], len(keys), *keys, *arguments))
+
+    def _outcome(self, ask: Callable[[], Any]) -> Any:
+        """The answer, with a refusal of the scripts as its exception."""
         try:
-            return self._client.evalsha(self._digests[name], len(keys), *keys, *arguments)
+            return ask()
         except NoScriptError:
             raise
         except ResponseError as error:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
+from redis_proxy import PASS, SILENT, RedisProxy, name_of
 
 from stream2llm.entries import Append, Cancel, Entry, Finish, Open, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.forwarding import Forwarder
+from stream2llm_router.judging import judge
 from stream2llm_router.leasing import Leases
 from stream2llm_router.metrics import RouterMetrics
-from stream2llm_router.scripts import Ended, Fenced, Stale, Unfit
+from stream2llm_router.scripts import Ended, Fenced, Scripts, Stale, Unfit
 
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/pool")
@@ -335,7 +337,7 @@ def test_a_foreign_key_type_costs_its_stream_only(bench: Bench, key: str) -> Non
 def test_a_batch_is_cut_by_number_and_by_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     forward = bench.forwarder._forward
-    monkeypatch.setattr(bench.forwarder, "_forward", lambda t, e: (sizes.append(len(e)), forward(t, e)))
+    monkeypatch.setattr(bench.forwarder, "_forward", lambda t, e, a: (sizes.append(len(e)), forward(t, e, a)))
     bench.beat()
     bench.send(OPEN, *[Append("s1", text="x") for _ in range(149)])
     bench.forward()
@@ -344,6 +346,100 @@ def test_a_batch_is_cut_by_number_and_by_bytes(bench: Bench, monkeypatch: pytest
     bench.send(*[Append("s1", text="x" * (100 << 10)) for _ in range(5)])
     bench.forward()
     assert sizes == [2, 2, 1]
+
+
+def test_a_backlog_is_judged_once_and_passes_in_order_with_what_is_wrong_in_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the server works on a batch the next one is judged; many batches come from one read."""
+    judged: list[Any] = []
+
+    def counting(fields: Any) -> Any:
+        judged.append(fields)
+        return judge(fields)
+
+    monkeypatch.setattr("stream2llm_router.forwarding.judge", counting)
+    bench.beat()
+    bench.send(OPEN)
+    bench.forward()
+    for _ in range(3):
+        # Let the reads grow.
+        bench.send({"stream": "s1", "op": "shout"})
+        bench.forward()
+    judged.clear()
+    told = len(bench.errors())
+    bench.send(*[Append("s1", text=str(i)) if i % 10 else {"stream": "s1", "op": "shout"} for i in range(950)])
+    bench.forward()
+    assert len(judged) == 950
+    texts = [entry[b"text"].decode() for entry in bench.entries() if b"text" in entry]
+    assert texts == [str(i) for i in range(950) if i % 10]
+    assert [int(entry[b"seq"]) for entry in bench.entries()] == list(range(1, 857))
+    assert len(bench.errors()) - told == 95
+
+
+def test_scripts_that_vanish_between_the_batches_of_a_backlog_are_loaded_again(bench: Bench) -> None:
+    bench.beat()
+    bench.send(OPEN)
+    bench.forward()
+    begin = bench.forwarder._scripts.begin
+
+    def forgetful(*arguments: Any) -> Any:
+        bench.client.script_flush()
+        return begin(*arguments)
+
+    bench.forwarder._scripts.begin = forgetful  # type: ignore[method-assign]
+    bench.send(*[Append("s1", text=str(i)) for i in range(500)])
+    bench.forward()
+    assert [entry[b"text"].decode() for entry in bench.entries()[1:]] == [str(i) for i in range(500)]
+
+
+def test_a_router_that_loses_its_lease_in_the_middle_of_a_backlog_stops_there(bench: Bench) -> None:
+    bench.beat()
+    bench.send(OPEN)
+    bench.forward()
+    begin = bench.forwarder._scripts.begin
+    there: list[int] = []
+
+    def overtaken(*arguments: Any) -> Any:
+        there.append(len(bench.entries()))
+        if len(there) == 2:
+            bench.client.hset(KEYS.lease(TENANT), mapping={"router": "other", "epoch": "1"})
+        return begin(*arguments)
+
+    bench.forwarder._scripts.begin = overtaken  # type: ignore[method-assign]
+    bench.send(*[Append("s1", text=str(i)) for i in range(500)])
+    while len(there) < 2:
+        bench.forwarder.turn()
+    bench.forwarder.turn()
+    assert len(bench.entries()) == there[1] > 100
+    assert bench.client.xlen(KEYS.ingress(TENANT)) == 501 - there[1]
+
+
+def test_an_answer_that_does_not_come_is_not_taken_for_the_next_one_s(server: Any) -> None:
+    """The connection that waits for it is given up with it."""
+    with server.client() as observer:
+        lost = []
+
+        def decide(command: list[bytes]) -> str:
+            if name_of(command) == "EVALSHA" and b"slow" in command:
+                lost.append(command)
+                return SILENT
+            return PASS
+
+        proxy = RedisProxy(server.port, decide)
+        client = redis.Redis(port=proxy.port, protocol=2, retry=None, socket_timeout=1)
+        scripts = Scripts(client)
+        try:
+            scripts.call("attend", [KEYS.routers], ["me", 100_000, 0])
+            finish = scripts.begin("attend", [KEYS.routers], ["slow", 100_000, 0])
+            with pytest.raises(redis.TimeoutError):
+                finish()
+            assert scripts.call("attend", [KEYS.routers], ["me", 100_000, 1]) == [b"slow"]
+            assert len(lost) == 1
+            assert observer.hkeys(KEYS.routers) == [b"slow"]
+        finally:
+            client.close()
+            proxy.close()
 
 
 def test_an_entry_that_the_script_fails_on_is_turned_away_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

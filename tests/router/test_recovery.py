@@ -310,6 +310,29 @@ def test_a_reader_is_told_what_was_lacking(pool: Pool, capacity: int | None, wor
     assert event["message"] == f"no pod has taken the stream within 0 ms: {words}"
 
 
+def test_a_stream_that_is_cancelled_while_nobody_knows_that_its_pod_is_gone_ends(pool: Pool) -> None:
+    """It was held until another pod came and was given all of it for nothing, or the reader got `overloaded`."""
+    pool.beat("a")
+    pool.open("s", "t")
+    pool.send(Append("s", text="x"), Cancel("s"))
+    pool.turn()
+    assert [pool.place(stream)[:2] for stream in "st"] == [("open", "a"), ("open", "a")]
+    pool.beat("a", age_ms=10_000)
+    pool.turn()
+    assert pool.place("t") == ("held", "", 2)
+    assert pool.route("s")["state"] == "ended"
+    ((_, fields),) = pool.client.xrange(KEYS.reply(TENANT, "s"))
+    assert fields[b"event"] == b"done"
+    assert json.loads(fields[b"data"]) == {
+        "finish_reason": "cancelled",
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        "timings": {"attempts": 1},
+    }
+    assert not pool.client.exists(KEYS.entries(TENANT, "s"))
+    assert pool.client.zrange(KEYS.held(TENANT), 0, -1) == [b"t"]
+    assert pool.usage()["streams"] == 1
+
+
 def test_cancelling_a_stream_that_waits_is_answered_at_once(pool: Pool) -> None:
     pool.open("s")
     pool.send(Cancel("s"))

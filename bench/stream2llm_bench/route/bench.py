@@ -118,6 +118,9 @@ def _hop(url: str, pool: str, args: argparse.Namespace, run: int, *, bare: bool)
     if not bare:
         for stream in stream_names(run):
             client.xadd(keys.ingress(DEFAULT_TENANT), encode_entry(Cancel(stream)))  # type: ignore[arg-type]
+        # The next run's pod would be given what is still open, and take old entries for slow ones.
+        routes = [keys.route(DEFAULT_TENANT, stream) for stream in stream_names(run)]
+        _wait(lambda: all(client.hget(route, "state") == b"ended" for route in routes), "the end of the streams")
     return json.loads(output), most
 
 

@@ -279,6 +279,9 @@ local function pass_on(entry, route, fields, bytes)
   if entry.op == 'finish' then
     -- A held stream stays held; what it becomes with a pod is noted beside that.
     redis.call('HSET', route.key, route.pod == '' and 'finishing' or 'state', route.pod == '' and 1 or 'finishing')
+  elseif entry.op == 'cancel' then
+    -- Its pod may be gone without anybody knowing it yet; then no other one need begin.
+    redis.call('HSET', route.key, 'cancelled', 1)
   end
   if route.log then
     n = n + 4
