@@ -55,6 +55,7 @@ class Model:
     log: list[tuple[str, str, int]] = field(default_factory=list)
     errors: dict[str, list[tuple[str, bool]]] = field(default_factory=lambda: {s: [] for s in STREAMS})
     rejected: list[str] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
 
     def take(self, kind: str, stream: str, mark: str, pod: bool) -> None:
         route = self.routes.get(stream)
@@ -70,6 +71,10 @@ class Model:
         elif route.state == "ended":
             if kind not in ("finish", "cancel"):
                 self.rejected.append("stream_ended")
+        elif kind == "cancel" and not route.assigned:
+            # Nobody else would tell its reader.
+            route.state, route.passed = "ended", []
+            self.cancelled.add(stream)
         else:
             route.passed.append(mark)
             if kind == "finish" and route.assigned:
@@ -121,6 +126,7 @@ class World:
         self.router = Forwarder(self.client, KEYS, RouterMetrics(KEYS.pool, CollectorRegistry()), block_ms=1)
         self.router._tenants = [TENANT]
         self.router._epochs = self.router.leases.hold([TENANT])
+        self.router._fleet.refresh()
 
     def send(self, kind: str, stream: str) -> None:
         self.sent += 1
@@ -237,8 +243,11 @@ class World:
         entries = [fields for _, fields in self.client.xrange(KEYS.entries(TENANT, stream))]
         assert [f[b"chunk"].decode() for f in entries] == route.passed
         assert [int(f[b"seq"]) for f in entries] == list(range(1, len(entries) + 1))
-        errors = [json.loads(f[b"data"]) for _, f in self.client.xrange(KEYS.reply(TENANT, stream))]
-        assert [(e["code"], e["terminal"]) for e in errors] == self.model.errors[stream]
+        told = [(f[b"event"], json.loads(f[b"data"])) for _, f in self.client.xrange(KEYS.reply(TENANT, stream))]
+        errors = [(data["code"], data["terminal"]) for event, data in told if event == b"error"]
+        assert errors == self.model.errors[stream]
+        done = [data["finish_reason"] for event, data in told if event == b"done"]
+        assert done == ["cancelled"] * (stream in self.model.cancelled)
 
 
 # Faults are rare among the steps and frequent among the histories.
