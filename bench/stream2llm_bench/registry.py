@@ -26,6 +26,7 @@ BENCHES = {
         "stream2llm_bench.autoscale.bench:BENCH",
         "a day of bursty traffic, scaled on our signals, on the KV cache alone and on the queue alone",
     ),
+    "paper": ("stream2llm_bench.paper.bench:BENCH", "the published evaluation beside its simulation"),
     "workloads": ("stream2llm_bench.workloads.bench:BENCH", "the generated workloads beside the published figures"),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }

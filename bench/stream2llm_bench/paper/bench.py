@@ -1,0 +1,209 @@
+"""The comparison and its report."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stream2llm_bench.options import at_least_one, seed
+from stream2llm_bench.paper.comparing import THIRD, Cell, Times, baseline_errors, cells_of, rank_correlation
+from stream2llm_bench.paper.published import NON_STREAMING, PERCENTILES, STREAMING, Condition, load_published
+from stream2llm_bench.reporting import Report, Table
+from stream2llm_bench.requiring import check_vllm_can_load
+
+SIMULATED: Mapping[str, tuple[str, bool]] = {
+    NON_STREAMING: ("default", False),
+    STREAMING: ("default-published", True),
+    "fcfs": ("fcfs", True),
+    "lcas": ("lcas-oldest", True),
+    "mcps": ("mcps", True),
+}
+"""Published name → (policy here, whether prompts stream). The published LCAS figures are of the artifact, which serves
+the oldest last chunk first."""
+ARTIFACT_COPIES = {"h200-tp2": "h200-tp2-artifact"}
+PRESSURE, NORMAL = "pressure", "normal"
+
+
+class PaperBench:
+    name = "paper"
+    help = "the published evaluation of Stream2LLM beside the simulation of it"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--hardware", choices=("h200-tp2", "h100-tp2"), help="one of the two only")
+        parser.add_argument("--workload", choices=("crawler", "anns"), help="one of the two only")
+        parser.add_argument("--load", choices=(NORMAL, PRESSURE), help="without, or with, stretched delays only")
+        parser.add_argument(
+            "--requests", type=at_least_one, metavar="N", help="at most so many (default: as published)"
+        )
+        parser.add_argument("--seed", type=seed, default=42, metavar="S", help="default: 42")
+
+    def run(self, args: argparse.Namespace, progress: Callable[[str], None]) -> Report:
+        check_vllm_can_load()
+        published = {condition: row for condition, row in load_published().items() if asked_for(condition, args)}
+        times = simulate(published, args.requests, args.seed, progress)
+        return make_report(times, args.requests, args.seed)
+
+
+def asked_for(condition: Condition, args: argparse.Namespace) -> bool:
+    return (
+        args.hardware in (None, condition.hardware)
+        and args.workload in (None, condition.workload)
+        and args.load in (None, PRESSURE if condition.pressure else NORMAL)
+    )
+
+
+def simulate(
+    conditions: Iterable[Condition], requests: int | None, arrival_seed: int, progress: Callable[[str], None]
+) -> dict[Condition, Times]:
+    """Times to first token of every policy and both baselines, in seconds."""
+    import numpy as np
+
+    from stream2llm_bench.simulating.engine import BUDGETS, Setting, SimulatedEngine
+    from stream2llm_bench.simulating.hardware import find_hardware
+    from stream2llm_bench.simulating.peers import registered
+    from stream2llm_bench.workloads.scenarios import REQUESTS, plain
+
+    times: dict[Condition, Times] = {}
+    with registered():
+        engine = SimulatedEngine()
+        for condition in conditions:
+            most = REQUESTS[condition.workload]
+            count = most if requests is None else min(requests, most)
+            streams = plain(condition.workload, condition.qps, count, condition.delay_multiplier).draw(arrival_seed)
+            of_condition = {}
+            for name, (policy, streaming) in SIMULATED.items():
+                progress(f"{describe(condition)}: {name}")
+                hardware = ARTIFACT_COPIES.get(condition.hardware, condition.hardware)
+                setting = Setting(
+                    find_hardware(hardware),
+                    policy=policy,
+                    preemption=condition.preemption,
+                    streaming=streaming,
+                    budget_tokens=BUDGETS[condition.workload],
+                )
+                outcome = engine.run(streams, setting)
+                of_condition[name] = {
+                    key: float(np.percentile(outcome.ttft_s, percent)) for key, percent in PERCENTILES.items()
+                }
+            times[condition] = of_condition
+    return times
+
+
+def describe(condition: Condition) -> str:
+    return (
+        f"{condition.hardware} {condition.workload} {condition.qps:g}/s"
+        f"{f' delays x{condition.delay_multiplier:g}, {condition.preemption}' if condition.pressure else ''}"
+    )
+
+
+def make_report(times: Mapping[Condition, Times], requests: int | None, arrival_seed: int) -> Report:
+    """`within_third` is the share of cells whose error is at most a third."""
+    published = load_published()
+    cells = [cell for condition, of_it in times.items() for cell in cells_of(condition, published[condition], of_it)]
+    groups = _groups(cells)
+    correlation = rank_correlation(cells)
+    return Report(
+        PaperBench.name,
+        {
+            "cells": [cell.figures() for cell in cells],
+            "within_third": round(sum(cell.within_third for cell in cells) / len(cells), 4) if cells else None,
+            "rank_correlation": None if math.isnan(correlation) else round(correlation, 4),
+            "groups": {name: _group_figures(of_group) for name, of_group in groups.items()},
+            "baselines": [
+                {"condition": describe(condition), "error": baseline_errors(published[condition], of_it)}
+                for condition, of_it in times.items()
+            ],
+            "requests": requests,
+            "seed": arrival_seed,
+        },
+        [_summary(groups), _baselines(times), _cells(cells)],
+        lambda path: draw(cells, path),
+        ["Ratios are baseline ÷ policy: above 1 the policy is faster. An error is ours ÷ published, less 1."],
+    )
+
+
+def _groups(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {"all": list(cells)}
+    for cell in cells:
+        load = PRESSURE if cell.condition.pressure else NORMAL
+        groups.setdefault(f"{cell.condition.hardware} {cell.condition.workload} {load}", []).append(cell)
+    for baseline in (STREAMING, NON_STREAMING):
+        groups[f"against {baseline}"] = [cell for cell in cells if cell.baseline == baseline]
+    return groups
+
+
+def _group_figures(cells: Sequence[Cell]) -> dict[str, Any]:
+    correlation = rank_correlation(cells)
+    return {
+        "cells": len(cells),
+        "within_third": sum(cell.within_third for cell in cells),
+        "rank_correlation": None if math.isnan(correlation) else round(correlation, 3),
+    }
+
+
+def _summary(groups: Mapping[str, Sequence[Cell]]) -> Table:
+    rows = []
+    for name, cells in groups.items():
+        figures = _group_figures(cells)
+        rows.append((name, str(len(cells)), str(figures["within_third"]), str(figures["rank_correlation"])))
+    return Table("Cells, and how many are within a third", ("cells of", "number", "within a third", "rank corr."), rows)
+
+
+def _baselines(times: Mapping[Condition, Times]) -> Table:
+    published = load_published()
+    rows = []
+    for condition, of_it in times.items():
+        for baseline in (STREAMING, NON_STREAMING):
+            theirs = published[condition].baselines_s[baseline]
+            shown = [f"{of_it[baseline][name]:.3f} / {theirs[name]:.3f}" for name in PERCENTILES]
+            rows.append((describe(condition), baseline, *shown))
+    return Table("Baselines, seconds: ours / published", ("experiment", "baseline", *PERCENTILES), rows)
+
+
+def _cells(cells: Sequence[Cell]) -> Table:
+    rows = [
+        (
+            describe(cell.condition),
+            cell.policy,
+            cell.baseline,
+            cell.percentile,
+            f"{cell.published:.3f}",
+            f"{cell.ours:.3f}",
+            f"{cell.error:+.0%}{'' if cell.within_third else ' !'}",
+        )
+        for cell in cells
+    ]
+    columns = ("experiment", "policy", "against", "at", "published", "ours", "error")
+    return Table("All cells; ! marks those off by more than a third", columns, rows)
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Our ratios over the published, with the band of a third."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 4.2))
+    for axes, baseline in zip(panels, (STREAMING, NON_STREAMING), strict=True):
+        for policy in ("fcfs", "lcas", "mcps"):
+            own = [cell for cell in cells if cell.policy == policy and cell.baseline == baseline]
+            axes.plot([cell.published for cell in own], [cell.ours for cell in own], "o", ms=3, label=policy)
+        line = [0.1, 20]
+        axes.plot(line, line, color="grey", lw=0.8)
+        axes.fill_between(line, [x * (1 - THIRD) for x in line], [x * (1 + THIRD) for x in line], alpha=0.15)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title(f"against {baseline}")
+        axes.set_xlabel("published")
+    panels[0].set_ylabel("simulated")
+    panels[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+BENCH = PaperBench()
