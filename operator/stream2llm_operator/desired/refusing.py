@@ -51,7 +51,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--grpc": "",
     "--config": "",
 }
-POLICIES = ("default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf")
+POLICIES = ("default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf", "auto")
 PREEMPTIONS = ("cost", "recompute", "swap")
 
 

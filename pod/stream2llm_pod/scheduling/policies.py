@@ -12,6 +12,7 @@ from collections.abc import Callable
 from stream2llm_pod.scheduling.views import RankKey, StreamView
 
 DEFAULT_MAX_WAIT_S = 60.0
+LONGEST_TOKENS = 131_072
 
 
 class Policy(ABC):
@@ -111,6 +112,31 @@ class Srpf(Policy):
         return due_s if due_s > now_s else None
 
 
+class Auto(Policy):
+    """Shortest remaining prefill first while little waits, by and by first come, first served as waits grow.
+
+    A whole prompt's remaining tokens count less by `credit_tokens` for each second since it became whole. All waiting
+    prompts gain alike, so ranks need no renewal, and only those that became whole within (its remaining tokens ÷
+    credit) seconds after a prompt can ever go before it: a bound on how much newer work anybody waits for. Open prompts
+    come after whole ones, the shortest remaining first.
+    """
+
+    name = "auto"
+    credit_tokens_per_s = 5_000.0
+    """A fraction of what a GPU prefills a second, so that order is mostly by length."""
+
+    def __init__(self, max_wait_s: float = DEFAULT_MAX_WAIT_S) -> None:
+        """max_wait_s: behind nobody who became whole so much later does a prompt of `LONGEST_TOKENS` wait."""
+        if not max_wait_s > 0:
+            raise ValueError(f"max_wait_s must be above 0, not {max_wait_s}")
+        self._credit = max(self.credit_tokens_per_s, LONGEST_TOKENS / max_wait_s)
+
+    def key(self, view: StreamView, now_s: float) -> RankKey:
+        if view.open:
+            return (1, float(view.remaining_prefill_tokens), view.arrival_s, view.req_id)
+        return (0, view.remaining_prefill_tokens + self._credit * view.last_chunk_s, view.arrival_s, view.req_id)
+
+
 POLICIES: dict[str, Callable[[float], Policy]] = {
     Default.name: lambda _: Default(),
     Fcfs.name: lambda _: Fcfs(),
@@ -118,6 +144,7 @@ POLICIES: dict[str, Callable[[float], Policy]] = {
     LcasOldest.name: lambda _: LcasOldest(),
     Mcps.name: lambda _: Mcps(),
     Srpf.name: Srpf,
+    Auto.name: Auto,
 }
 """Policy name → constructor, given the ageing bound in seconds."""
 

@@ -28,7 +28,7 @@ def test_unknown_policy_names_those_that_there_are() -> None:
     assert refused(scheduling={"policy": "lru"}) == [
         (
             "UnknownPolicy",
-            "scheduling.policy 'lru' is not one of default, fcfs, lcas, lcas-oldest, mcps, srpf",
+            "scheduling.policy 'lru' is not one of default, fcfs, lcas, lcas-oldest, mcps, srpf, auto",
         )
     ]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream2llm_pod.scheduling.policies import POLICIES, Policy, make_policy
+from stream2llm_pod.scheduling.policies import POLICIES, Auto, Policy, make_policy
 from stream2llm_pod.scheduling.views import StreamView
 
 
@@ -25,7 +25,7 @@ def order(policy: Policy, views: list[StreamView], now_s: float = 1.0) -> list[s
 
 
 def test_the_registry_names_every_policy() -> None:
-    assert list(POLICIES) == ["default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf"]
+    assert list(POLICIES) == ["default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf", "auto"]
     assert all(make_policy(name).name == name for name in POLICIES)
 
 
@@ -88,10 +88,51 @@ def test_a_policy_says_when_its_key_will_change() -> None:
     assert make_policy("fcfs").changes_at_s(view("a"), 7) is None
 
 
+@pytest.mark.parametrize("name", ["srpf", "auto"])
 @pytest.mark.parametrize("bound_s", [0, -1, float("nan")])
-def test_an_ageing_bound_that_is_no_positive_number_is_refused(bound_s: float) -> None:
+def test_an_ageing_bound_that_is_no_positive_number_is_refused(name: str, bound_s: float) -> None:
     with pytest.raises(ValueError, match="max_wait_s must be above 0"):
-        make_policy("srpf", bound_s)
+        make_policy(name, bound_s)
+
+
+def test_auto_serves_the_shortest_of_those_that_became_whole_together() -> None:
+    views = [
+        view("long", computed_tokens=10),
+        view("short", computed_tokens=90),
+        view("open", open=True, prompt_tokens=1),
+    ]
+    assert order(make_policy("auto"), views) == ["short", "long", "open"]
+
+
+def test_auto_lets_a_second_of_waiting_make_up_for_a_fixed_number_of_tokens() -> None:
+    credit_tokens = int(Auto.credit_tokens_per_s)
+    waited = view("waited", prompt_tokens=2 * credit_tokens, last_chunk_s=1.0)
+    assert order(make_policy("auto"), [waited, view("new", prompt_tokens=credit_tokens - 1, last_chunk_s=2.0)]) == [
+        "new",
+        "waited",
+    ]
+    assert order(make_policy("auto"), [waited, view("new", prompt_tokens=credit_tokens + 1, last_chunk_s=2.0)]) == [
+        "waited",
+        "new",
+    ]
+
+
+@given(
+    st.integers(1, 131_072),
+    st.integers(1, 131_072),
+    st.floats(0, 1000),
+    st.floats(0.001, 100),
+    st.floats(0.5, 600),
+    st.booleans(),
+)
+def test_auto_puts_nobody_before_a_prompt_who_became_whole_much_later(
+    tokens: int, newer_tokens: int, whole_s: float, after_s: float, max_wait_s: float, is_open: bool
+) -> None:
+    policy = make_policy("auto", max_wait_s)
+    bound_s = min(tokens / Auto.credit_tokens_per_s, max_wait_s)
+    waiting = view("waiting", prompt_tokens=tokens, last_chunk_s=whole_s)
+    newer = view("newer", open=is_open, prompt_tokens=newer_tokens, last_chunk_s=whole_s + bound_s + after_s)
+    assert order(policy, [newer, waiting], now_s=whole_s + 1e4) == ["waiting", "newer"]
 
 
 @pytest.mark.parametrize("name", list(POLICIES))

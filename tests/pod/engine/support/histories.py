@@ -13,7 +13,7 @@ from engines import BLOCK_SIZE, Engine, Shape
 from hypothesis import strategies as st
 from invariants import check_ended, check_scheduler
 
-POLICIES = ("default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf")
+POLICIES = ("default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf", "auto")
 MAX_OUTPUT_TOKENS = 4
 HOST_BLOCKS = (0, 100, 1, 5)
 _numbers = itertools.count()
