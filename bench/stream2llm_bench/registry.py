@@ -27,6 +27,7 @@ BENCHES = {
         "a day of bursty traffic, scaled on our signals, on the KV cache alone and on the queue alone",
     ),
     "paper": ("stream2llm_bench.paper.bench:BENCH", "the published evaluation beside its simulation"),
+    "policies": ("stream2llm_bench.policies.bench:BENCH", "our policies beside the paper's on its workloads"),
     "workloads": ("stream2llm_bench.workloads.bench:BENCH", "the generated workloads beside the published figures"),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }

@@ -68,10 +68,10 @@ def _lengths() -> tuple[int, ...]:
 HARDWARE: Mapping[str, Hardware] = {
     hardware.name: hardware
     for hardware in (
-        Hardware("h200-tp2", 8.0, 12.5, 0.23, 1_530_000, 0.5, 1.28, 3_060_000),
-        Hardware("h100-tp2", 8.0, 13.2, 0.24, 820_000, 0.5, 1.28, 1_640_000),
+        Hardware("h200-tp2", 8.0, 12.5, 0.23, 1_200_000, 0.5, 1.28, 2_400_000),
+        Hardware("h100-tp2", 8.0, 13.2, 0.24, 640_000, 0.5, 1.28, 1_280_000),
         # Block by block and layer by layer, as the paper's artifact copies.
-        Hardware("h200-tp2-artifact", 8.0, 12.5, 0.23, 1_530_000, 0.5, 8.0, 3_060_000),
+        Hardware("h200-tp2-artifact", 8.0, 12.5, 0.23, 1_200_000, 0.5, 8.0, 2_400_000),
     )
 }
 
