@@ -20,6 +20,7 @@ _PLACES = {
     "HorizontalPodAutoscaler": ("apis/autoscaling/v2", "horizontalpodautoscalers"),
     "Job": ("apis/batch/v1", "jobs"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
+    "Pod": ("api/v1", "pods"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "PodMonitor": ("apis/monitoring.coreos.com/v1", "podmonitors"),
     "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
@@ -72,6 +73,13 @@ class KubeApi:
         query = {"fieldManager": MANAGER, "force": "true"}
         path = f"{_path(KIND, namespace, name)}/status"
         await self._request("PATCH", path, body, query, content="application/apply-patch+yaml")
+
+    async def merge(self, patch: Mapping[str, Any]) -> None:
+        """Changes an object that is there and somebody else's. Raises ApiError; 404 where it is not."""
+        metadata = patch["metadata"]
+        path = _path(patch["kind"], metadata["namespace"], metadata["name"])
+        query = {"fieldManager": MANAGER}
+        await self._request("PATCH", path, patch, query, content="application/merge-patch+json")
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """The object, or None. Raises ApiError."""

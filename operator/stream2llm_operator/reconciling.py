@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stream2llm_operator.api.crd import API_VERSION, KIND
+from stream2llm_operator.asking import ask_open_streams
 from stream2llm_operator.comparing import Applied, digest, fingerprint, identity, is_owned_by
 from stream2llm_operator.desired import profiling
 from stream2llm_operator.desired.children import children
@@ -33,6 +34,7 @@ from stream2llm_operator.kube import ApiError, KubeApi
 from stream2llm_operator.pool import OperatorSettings, Pool
 from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide
 from stream2llm_operator.queueing import Key
+from stream2llm_operator.shrinking import COST_ANNOTATION, due_costs, shrinks
 from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
 from stream2llm_operator.status.diagnosing import Finding, GPUs
 from stream2llm_operator.status.reasons import READY, STALLED
@@ -59,8 +61,9 @@ class Reconciler:
         view: View,
         settings: OperatorSettings,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        ask: Callable[[Pool], Awaitable[Mapping[str, int] | None]] = ask_open_streams,
     ) -> None:
-        self._api, self._view, self._settings, self._now = api, view, settings, now
+        self._api, self._view, self._settings, self._now, self._ask = api, view, settings, now, ask
         self._applied: dict[tuple[str, str, str], Applied] = {}
         self._unwatched = UnwatchedChildren(api, settings)
         self._starting: dict[tuple[str, str], datetime] = {}
@@ -233,6 +236,8 @@ class Reconciler:
         for manifest, found in due:
             if found is None and (foreign := await self._foreign(pool, manifest)) is not None:
                 return foreign
+            if identity(manifest) == ("Deployment", pool.namespace, pool.name) and shrinks(found, manifest):
+                await self._prefer_idle(pool)
             try:
                 live = await self._api.apply(manifest)
             except ApiError as error:
@@ -242,6 +247,19 @@ class Reconciler:
             logger.info("applied %s %s/%s", manifest["kind"], pool.namespace, manifest["metadata"]["name"])
             self._applied[identity(manifest)] = Applied(digest(manifest), fingerprint(live))
         return None
+
+    async def _prefer_idle(self, pool: Pool) -> None:
+        """Just before pods are taken away, Kubernetes is told which ones would leave the fewest streams behind."""
+        streams = await self._ask(pool)
+        if streams is None:
+            return
+        for name, cost in due_costs(self._view.pods(pool.namespace, pool.name, "pod"), streams).items():
+            metadata = {"name": name, "namespace": pool.namespace, "annotations": {COST_ANNOTATION: cost}}
+            try:
+                await self._api.merge({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+            except ApiError as error:
+                # It has gone by itself, or somebody forbids it: the pool gets smaller all the same.
+                logger.warning("no deletion cost for pod %s/%s: %s", pool.namespace, name, error)
 
     def _has_pods(self, pool: Pool) -> bool:
         """Waiting for a profile is for the first start; pods that serve already follow the spec."""

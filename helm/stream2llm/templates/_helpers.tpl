@@ -72,7 +72,7 @@ capabilities: {drop: [ALL]}
   verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
