@@ -42,10 +42,17 @@ RUN /opt/stream2llm/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
     && /opt/stream2llm/bin/pip uninstall --yes --quiet pip setuptools
 
 
-# The CPU base of the pod: what the official image brings, on plain Python. g++ is for vLLM's compiled kernels.
-FROM ${PYTHON_IMAGE} AS vllm-cpu
+# What vLLM on CPU needs beside Python packages. As POD_BASE it gives a small image that gets those from a volume.
+FROM ${PYTHON_IMAGE} AS cpu-libraries
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ libnuma1 \
+    && apt-get install --yes --no-install-recommends libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+
+
+# The CPU base of the pod: what the official image brings, on plain Python. g++ is for vLLM's compiled kernels.
+FROM cpu-libraries AS vllm-cpu
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 COPY requirements/pod-cpu.lock /requirements/
 RUN python3 -m venv /opt/vllm \

