@@ -404,7 +404,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         namespace, name = key
         self._unwatched.forget(namespace, name)
-        names = (name, f"{name}-router")
+        names = (name, f"{name}-router", f"{name}-tenants")
         for applied in [each for each in self._applied if each[1] == namespace and each[2] in names]:
             del self._applied[applied]
 

@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from stream2llm import settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, explained, shown_url
 from stream2llm.keys import PoolKeys
+from stream2llm_router.declaring import Declaration, parse_tenants
 from stream2llm_router.gateway.arguments import HTTPArguments, add_http_arguments, http_from_arguments
 
 logger = logging.getLogger(__name__)
@@ -39,12 +41,20 @@ class RouteCommand:
             help=f"how long an open waits for a pod with room (default {settings.OPEN_WAIT_MS // 1000})",
         )
 
+        parser.add_argument(
+            "--tenants-file",
+            metavar="FILE",
+            help="JSON list of tenants with name, weight and maxOpenStreams that are to be there; may change meanwhile",
+        )
+
     def run(self, args: argparse.Namespace) -> int:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         try:
             keys = PoolKeys(args.pool)
             client = connect(args.redis, args.redis_password_file, tls=RedisTLS.from_arguments(args), retries=0)
             http = http_from_arguments(args)
+            if args.tenants_file:
+                parse_tenants(Path(args.tenants_file).read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             kind = "" if isinstance(error, BadRedisURL) else "stream2llm route: "
             print(f"{kind}{error}", file=sys.stderr)
@@ -67,6 +77,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
         RouterMetrics(args.pool, registry),
         retain_s=args.retain_seconds,
         open_wait_ms=args.open_wait_seconds * 1000,
+        declaration=Declaration(client, keys, Path(args.tenants_file)) if args.tenants_file else None,
     )
 
     try:

@@ -17,6 +17,7 @@ from stream2llm.connecting import explained
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm.overview.reading import Overview, TenantView
 from stream2llm_router.assigning import Needs
+from stream2llm_router.declaring import Declaration
 from stream2llm_router.fairness import Turns
 from stream2llm_router.fleet import Fleet
 from stream2llm_router.holding import MAX_HELD_STREAMS, Holding
@@ -96,9 +97,12 @@ class Forwarder:
         retain_s: int = settings.RETAIN_S,
         open_wait_ms: int = settings.OPEN_WAIT_MS,
         block_ms: int = settings.BLOCK_MS,
+        declaration: Declaration | None = None,
     ) -> None:
+        """declaration: the file that says which tenants there are, where there is one."""
         self._client, self._keys, self._metrics = client, keys, metrics
         self._retain_ms, self._block_ms = retain_s * 1000, block_ms
+        self._declaration = declaration
         self._scripts = Scripts(client)
         self._fleet = Fleet(client, keys)
         self.leases = Leases(self._scripts, keys)
@@ -224,6 +228,8 @@ class Forwarder:
         if now_s < self._refresh_at_s:
             return False
         self._fleet.refresh()
+        if self._declaration is not None:
+            self._declaration.keep()
         members: Any = self._client.smembers(self._keys.tenants)
         names = sorted(raw.decode("utf-8", "replace") for raw in members)
         bad = [name for name in names if not TENANT_PATTERN.fullmatch(name)]

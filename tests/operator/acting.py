@@ -11,7 +11,7 @@ from operator_process import RunningOperator, wait_for
 CHILDREN = {
     *("ServiceAccount/pool", "ServiceAccount/pool-router", "NetworkPolicy/pool", "NetworkPolicy/pool-router"),
     *("Service/pool", "Service/pool-router", "PodDisruptionBudget/pool", "PodDisruptionBudget/pool-router"),
-    *("Deployment/pool", "Deployment/pool-router"),
+    *("Deployment/pool", "Deployment/pool-router", "ConfigMap/pool-tenants"),
 }
 KINDS = "serviceaccounts,networkpolicies,services,poddisruptionbudgets,deployments,jobs,configmaps"
 MANAGED = ("-l", "app.kubernetes.io/managed-by=stream2llm-operator")

@@ -63,6 +63,7 @@ FULL: dict[str, Any] = {
             },
         },
         "maxOpenStreams": 256,
+        "tenants": [{"name": "search", "weight": 3, "maxOpenStreams": 200}, {"name": "news"}],
     },
     "router": {
         "replicas": 3,

@@ -104,7 +104,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
         "TemplateRejected",
         "nodeSelektor",
     ),
-    ("field without effect", {"costProfile": {"bundled": {}}}, "UnsupportedField", "costProfile.bundled"),
+    ("field without effect", {"streams": {"maxChunk": "2Mi"}}, "UnsupportedField", "streams.maxChunk"),
     ("autoscaling without Prometheus", {"autoscaling": {"maxReplicas": 4}}, "AutoscalingIncomplete", "prometheus"),
 ]
 
@@ -121,7 +121,9 @@ def test_a_mistake_has_its_reason_leaves_the_pool_running_and_heals(
     wait_for(reason, lambda: condition(cluster, "Ready")[1] == reason)
     assert words in condition(cluster, "Stalled")[2]
     assert get(cluster, "deployment", "pool")["metadata"]["generation"] == generation
-    cluster.patch({"spec": dict.fromkeys(change)})
+    # What is required cannot be taken out, only what is in it.
+    undo = {name: dict.fromkeys(value) if name == "streams" else None for name, value in change.items()}
+    cluster.patch({"spec": undo})
     wait_for("Ready again", lambda: condition(cluster, "Ready")[0] == "True")
 
 
@@ -156,7 +158,8 @@ def test_resources_with_the_same_need_share_one_measurement(
         wait_for(f"{name} is profiled", lambda name=name: condition(cluster, "Profiled", name)[1] == "Measured")
 
     def owners() -> set[str]:
-        (kept,) = json.loads(cluster.kubectl("get", "configmaps", *MANAGED, "-o", "json"))["items"]
+        made = json.loads(cluster.kubectl("get", "configmaps", *MANAGED, "-o", "json"))["items"]
+        (kept,) = [each for each in made if each["metadata"]["name"].startswith("stream2llm-profile-")]
         return {owner["name"] for owner in kept["metadata"]["ownerReferences"]}
 
     wait_for("all own it", lambda: owners() == {"pool", "second", "third"})

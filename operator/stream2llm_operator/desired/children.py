@@ -27,6 +27,7 @@ def children(
         routing.service(pool),
         serving.disruption_budget(pool),
         routing.disruption_budget(pool),
+        routing.tenants(pool),
         routing.deployment(pool, settings),
     ]
     if start_pods:

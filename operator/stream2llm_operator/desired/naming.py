@@ -22,6 +22,10 @@ def router_name(pool: Pool) -> str:
     return f"{pool.name}-router"
 
 
+def tenants_name(pool: Pool) -> str:
+    return f"{pool.name}-tenants"
+
+
 def profile_job_name(pool: Pool, key_hash: str) -> str:
     return f"{pool.name}-profile-{key_hash}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stream2llm_operator.api.spec import Spec, Tenant
+from stream2llm_operator.api.spec import Spec
 
 # Flags of vLLM and of `stream2llm serve` that a typed field sets, each with the field; without a field, the operator's.
 OWNED_FLAGS: dict[str, str] = {
@@ -151,6 +151,4 @@ def _idle(spec: Spec) -> list[str]:
         found.append("streams.idleTimeoutSeconds")
     if spec.streams.max_chunk != "1Mi":
         found.append("streams.maxChunk")
-    if spec.streams.tenants != [Tenant(name="default")]:
-        found.append("streams.tenants")
     return found

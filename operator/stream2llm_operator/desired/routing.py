@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from stream2llm_operator.desired.engine import container_security, pod_security
 from stream2llm_operator.desired.merging import merged
-from stream2llm_operator.desired.naming import ROUTER_PORT, labels, metadata, router_name, router_selector
+from stream2llm_operator.desired.naming import ROUTER_PORT, labels, metadata, router_name, router_selector, tenants_name
 from stream2llm_operator.desired.redis import redis_access
 from stream2llm_operator.pool import OperatorSettings, Pool
 
+TENANTS_PATH, TENANTS_KEY = "/etc/stream2llm/tenants", "tenants.json"
 TOKENS_PATH = "/etc/stream2llm/tokens"
 RESOURCES = {"requests": {"cpu": "250m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
@@ -26,6 +28,10 @@ def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
         volumes.append({"name": "tokens", "secret": {"secretName": secret.name, "items": items}})
         mounts.append({"name": "tokens", "mountPath": TOKENS_PATH, "readOnly": True})
         arguments += ["--http-tokens-file", f"{TOKENS_PATH}/tokens"]
+    # A change reaches the mounted file within a minute or so, and the routers read it without a restart.
+    volumes.append({"name": "tenants", "configMap": {"name": tenants_name(pool)}})
+    mounts.append({"name": "tenants", "mountPath": TENANTS_PATH, "readOnly": True})
+    arguments += ["--tenants-file", f"{TENANTS_PATH}/{TENANTS_KEY}"]
     container = {
         "name": "router",
         "image": settings.image_router,
@@ -82,6 +88,24 @@ def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "template": template,
         },
+    }
+
+
+def tenants(pool: Pool) -> dict[str, Any]:
+    """The tenants as the routers read them."""
+    listed = [
+        {
+            "name": tenant.name,
+            "weight": tenant.weight,
+            **({"maxOpenStreams": tenant.max_open_streams} if tenant.max_open_streams is not None else {}),
+        }
+        for tenant in pool.spec.streams.tenants
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(pool, tenants_name(pool), "router"),
+        "data": {TENANTS_KEY: json.dumps(listed, indent=1) + "\n"},
     }
 
 

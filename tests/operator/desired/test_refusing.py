@@ -73,7 +73,6 @@ def test_templates_must_leave_what_the_operator_sets(template: dict[str, Any], m
         ({"costProfile": {"bundled": {}}}, "costProfile.bundled"),
         ({"streams": {"idleTimeoutSeconds": 60}}, "streams.idleTimeoutSeconds"),
         ({"streams": {"maxChunk": "2Mi"}}, "streams.maxChunk"),
-        ({"streams": {"tenants": [{"name": "team-a"}]}}, "streams.tenants"),
     ],
 )
 def test_a_field_without_effect_is_refused_and_not_ignored(changes: dict[str, Any], field: str) -> None:
