@@ -55,18 +55,18 @@ def pytest_part(name: str, markers: str, limit_minutes: float, *, within: tuple[
 
 
 LINT = Part("lint", ("tools/lint.sh",), 10)
-FAST = pytest_part("fast", "not engine and not simulated and not kubernetes and not e2e and not long", 15)
+FAST = pytest_part("fast", "not engine and not simulated and not kubernetes and not e2e and not long", 25)
 SIMULATED = pytest_part("simulated", "simulated and not engine and not e2e and not long", 20)
 DRIFT = pytest_part(
     "drift",
     "simulated and not engine and not e2e and not long",
-    10,
+    20,
     # Fewer histories than on the installed vLLM: what is looked for is a difference between the two.
     within=("env", "STREAM2LLM_TEST_HISTORIES=100", "tools/with_vllm_sources.sh"),
 )
 KUBERNETES = pytest_part("kubernetes", "kubernetes and not long", 45)
 ENGINE = pytest_part("engine", "engine and not e2e and not long", 40)
-E2E = pytest_part("e2e", "e2e and not long", 30)
+E2E = pytest_part("e2e", "e2e and not long", 45)
 LONG = pytest_part("long", "long", 240)
 
 LANES: tuple[tuple[Part, ...], ...] = ((LINT, FAST, SIMULATED, DRIFT), (ENGINE, E2E))
