@@ -33,6 +33,8 @@ class Leases:
         self._renew_at_s: dict[str, float] = {}
         self._attend_at_s = float("-inf")
         self._routers: list[str] = [self.router]
+        self._shared: tuple[list[str], list[str]] = ([], [])
+        self._shares: dict[str, str] = {}
 
     def hold(self, tenants: Sequence[str]) -> dict[str, str]:
         """Tenant → epoch of this router's share of `tenants`, as far as it has got the leases.
@@ -44,7 +46,10 @@ class Leases:
             answer = self._scripts.call("attend", [self._keys.routers], [self.router, settings.LEASE_MS, 0])
             self._routers = [raw.decode("utf-8", "replace") for raw in answer]
             self._attend_at_s = now_s + settings.LEASE_RENEW_MS / 1000
-        shares = share(tenants, self._routers)
+        # Asked in every turn, and seldom another answer.
+        if (shared := (list(tenants), self._routers)) != self._shared:
+            self._shared, self._shares = shared, share(tenants, self._routers)
+        shares = self._shares
         for tenant in [tenant for tenant in self._epochs if shares.get(tenant) != self.router]:
             self._release(tenant)
         held = {}

@@ -33,6 +33,9 @@ class StandInPod:
         self.entries: list[tuple[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
         """What came to the OpenAI endpoints: path, headers, payload."""
+        self.gate = threading.Event()
+        """While it is clear, no token of a stream's answer is written."""
+        self.gate.set()
         self.aborted = threading.Event()
         """Set when somebody left in the middle of an answer of the OpenAI endpoints."""
         self._known: dict[tuple[str, str], dict[str, str]] = {}
@@ -134,6 +137,7 @@ class StandInPod:
         if isinstance(entry, Finish):
             for index, word in enumerate(" | ".join(context).split(" ")):
                 time.sleep(self.token_delay_s)
+                self.gate.wait(120)
                 say(Token(index, f"{word} ", (index,)))
             say(Done("stop", {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}, {"ttft_ms": 7}))
 
