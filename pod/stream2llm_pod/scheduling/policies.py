@@ -118,11 +118,12 @@ class Auto(Policy):
     A whole prompt's remaining tokens count less by `credit_tokens` for each second since it became whole. All waiting
     prompts gain alike, so ranks need no renewal, and only those that became whole within (its remaining tokens ÷
     credit) seconds after a prompt can ever go before it: a bound on how much newer work anybody waits for. Open prompts
-    come after whole ones, the shortest remaining first.
+    come after whole ones, in the order of their arrival: the youngest gives way first, which has lost least and has the
+    longest time left to get it back before its finish.
     """
 
     name = "auto"
-    credit_tokens_per_s = 5_000.0
+    credit_tokens_per_s = 3_000.0
     """A fraction of what a GPU prefills a second, so that order is mostly by length."""
 
     def __init__(self, max_wait_s: float = DEFAULT_MAX_WAIT_S) -> None:
@@ -133,7 +134,7 @@ class Auto(Policy):
 
     def key(self, view: StreamView, now_s: float) -> RankKey:
         if view.open:
-            return (1, float(view.remaining_prefill_tokens), view.arrival_s, view.req_id)
+            return (1, view.arrival_s, view.arrival_s, view.req_id)
         return (0, view.remaining_prefill_tokens + self._credit * view.last_chunk_s, view.arrival_s, view.req_id)
 
 

@@ -104,6 +104,15 @@ def test_auto_serves_the_shortest_of_those_that_became_whole_together() -> None:
     assert order(make_policy("auto"), views) == ["short", "long", "open"]
 
 
+def test_auto_serves_open_prompts_by_arrival_so_that_the_youngest_gives_way_first() -> None:
+    auto = make_policy("auto")
+    old = view("old", open=True, arrival_s=1, last_chunk_s=9, prompt_tokens=9000)
+    young = view("young", open=True, arrival_s=2, last_chunk_s=5, prompt_tokens=10)
+    assert order(auto, [young, old]) == ["old", "young"]
+    # No equals, among whom the cheapest would give way.
+    assert auto.level(auto.key(old, 10)) != auto.level(auto.key(young, 10))
+
+
 def test_auto_lets_a_second_of_waiting_make_up_for_a_fixed_number_of_tokens() -> None:
     credit_tokens = int(Auto.credit_tokens_per_s)
     waited = view("waited", prompt_tokens=2 * credit_tokens, last_chunk_s=1.0)
