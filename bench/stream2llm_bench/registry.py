@@ -28,6 +28,7 @@ BENCHES = {
     ),
     "paper": ("stream2llm_bench.paper.bench:BENCH", "the published evaluation beside its simulation"),
     "policies": ("stream2llm_bench.policies.bench:BENCH", "our policies beside the paper's on its workloads"),
+    "report": ("stream2llm_bench.rendering:BENCH", "one HTML page of what the benches have written"),
     "workloads": ("stream2llm_bench.workloads.bench:BENCH", "the generated workloads beside the published figures"),
     "prefix": ("stream2llm_bench.prefix:BENCH", "longest common prefix beside a memory comparison"),
 }
