@@ -62,7 +62,7 @@ def simulate(
     import numpy as np
 
     from stream2llm_bench.simulating.engine import BUDGETS, Setting, SimulatedEngine
-    from stream2llm_bench.simulating.hardware import find_hardware
+    from stream2llm_bench.simulating.hardware import ANNS_PRESSURE_KV_TOKENS, find_hardware
     from stream2llm_bench.simulating.peers import registered
     from stream2llm_bench.workloads.scenarios import REQUESTS, plain
 
@@ -83,6 +83,7 @@ def simulate(
                     preemption=condition.preemption,
                     streaming=streaming,
                     budget_tokens=BUDGETS[condition.workload],
+                    kv_tokens=ANNS_PRESSURE_KV_TOKENS if condition.pressure and condition.workload == "anns" else None,
                 )
                 outcome = engine.run(streams, setting)
                 of_condition[name] = {

@@ -13,7 +13,7 @@ from stream2llm_bench.options import at_least_one
 from stream2llm_bench.policies.comparing import PERCENTILES, RIVALS, Runs, judge
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
-from stream2llm_bench.simulating.hardware import find_hardware
+from stream2llm_bench.simulating.hardware import ANNS_PRESSURE_KV_TOKENS, find_hardware
 from stream2llm_bench.simulating.lower_bound import lower_bound_s
 
 OURS = ("srpf", "auto")
@@ -30,7 +30,6 @@ class Case:
     workload: str
     qps: float
     delay_multiplier: float = 1.0
-    pressure: bool = False
     kv_tokens: int | None = None
 
 
@@ -39,8 +38,8 @@ CASES = (
     Case("crawler 4/s", "crawler", 4.0),
     Case("anns 1/s", "anns", 1.0),
     Case("anns 2/s", "anns", 2.0),
-    Case("crawler pressure", "crawler", 4.0, 10.0, True),
-    Case("anns pressure", "anns", 2.0, 30.0, True),
+    Case("crawler pressure", "crawler", 4.0, 10.0),
+    Case("anns pressure", "anns", 2.0, 30.0, ANNS_PRESSURE_KV_TOKENS),
 )
 
 

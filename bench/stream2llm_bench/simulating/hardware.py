@@ -16,6 +16,9 @@ KV_BYTES_PER_TOKEN = 131_072
 """Of Llama-3.1-8B in 16 bits, over both ranks."""
 RANKS = 2
 POINTS = 40
+ANNS_PRESSURE_KV_TOKENS = 450_000
+"""KV memory for the paper's pressure on vector search: it leads to about as many preemptions under default streaming as
+are published. How long those streams were open is not, and by the published gaps 1.2 million would suffice."""
 SHORTEST_TOKENS, LONGEST_TOKENS = 32, 131_072
 
 
