@@ -16,13 +16,26 @@ LONGEST_DELAY_S = 2.0
 _AWAY = (exceptions.ConnectionError, exceptions.TimeoutError)
 # Subclasses of the above, and yet no second try will help.
 _LOCKED_OUT = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-# The server answers, in a state that passes: a fail-over, or a memory that others are about to free.
 _PASSING = (
-    exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
-    exceptions.TryAgainError,
+    exceptions.BusyLoadingError,
     exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
 )
+_PASSING_CODES = frozenset(
+    ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN")
+)
+
+
+def passes(error: Exception) -> bool:
+    """Whether the server answers, in a state that is no fault of the command and passes without it.
+
+    A fail-over, a start, a memory or disk that is full, replicas that are away, a script that takes long.
+    """
+    # Where the client has a class for a code, its text goes without the code.
+    return isinstance(error, _PASSING) or str(error).partition(" ")[0] in _PASSING_CODES
 
 
 class Retrying:
@@ -51,6 +64,6 @@ class Retrying:
         if isinstance(error, _AWAY) and not isinstance(error, _LOCKED_OUT):
             if over:
                 raise Unreachable(f"Redis cannot be reached: {error}") from error
-        elif over or not isinstance(error, _PASSING):
+        elif over or not passes(error):
             raise RedisRefused(f"Redis refuses: {explained(error)}") from error
         return float(min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S))

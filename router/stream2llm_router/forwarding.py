@@ -16,6 +16,7 @@ from stream2llm import settings
 from stream2llm.connecting import explained
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm.overview.reading import Overview, TenantView
+from stream2llm.retrying import passes
 from stream2llm_router.assigning import Needs
 from stream2llm_router.declaring import Declaration
 from stream2llm_router.fairness import Turns
@@ -218,7 +219,9 @@ class Forwarder:
             self.leases.drop(tenant)
             self._epochs.pop(tenant, None)
         except ResponseError as error:
-            self._failures[tenant] = self._failures.get(tenant, 0) + 1
+            if not passes(error):
+                # Else it is no fault of the entry, which must not be turned away for it.
+                self._failures[tenant] = self._failures.get(tenant, 0) + 1
             self._resume_at_s[tenant] = time.monotonic() + PAUSE_S
             logger.error("tenant %s pauses for %.0f s: %s", tenant, PAUSE_S, error)
 

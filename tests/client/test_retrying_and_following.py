@@ -12,7 +12,7 @@ from stream2llm.errors import NoAnswer, RedisRefused, ReplyGone, Unreachable
 from stream2llm.events import Accepted, Done, Event, Token, encode
 from stream2llm.following import Following
 from stream2llm.keys import PoolKeys
-from stream2llm.retrying import Retrying
+from stream2llm.retrying import Retrying, passes
 
 
 class Clock:
@@ -68,6 +68,23 @@ def test_what_may_pass_is_tried_again_and_named_for_what_it_is() -> None:
     assert retrying.failed(exceptions.ReadOnlyError("READONLY")) == 0.1
     with pytest.raises(RedisRefused, match="OOM"):
         retrying.failed(exceptions.OutOfMemoryError("OOM"))
+
+
+@pytest.mark.parametrize(
+    ("error", "so"),
+    [
+        (exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
+        (exceptions.ReadOnlyError("You can't write against a read only replica."), True),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."), True),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), True),
+        (exceptions.ResponseError("BUSY Redis is busy running a script."), True),
+        (exceptions.ResponseError("WRONGTYPE of an OOM kind"), False),
+        (exceptions.NoPermissionError("this user has no permissions"), False),
+        (exceptions.ResponseError(""), False),
+    ],
+)
+def test_states_of_the_server_that_pass(error: exceptions.RedisError, so: bool) -> None:
+    assert passes(error) is so
 
 
 def test_one_try_is_one_try() -> None:

@@ -442,6 +442,39 @@ def test_an_answer_that_does_not_come_is_not_taken_for_the_next_one_s(server: An
             proxy.close()
 
 
+@pytest.mark.parametrize(
+    ("setting", "bad", "good"), [("maxmemory", "1mb", "0"), ("min-replicas-to-write", "1", "0")], ids=["full", "alone"]
+)
+def test_entries_wait_while_the_server_takes_no_writes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: str, bad: str, good: str
+) -> None:
+    """After some tries the first of them was turned away as `internal`, for nothing that it had done."""
+    monkeypatch.setattr("stream2llm_router.forwarding.PAUSE_S", 0.0)
+    bench.beat()
+    bench.send(OPEN)
+    bench.forward()
+    bench.send(Append("s1", text="x"), Finish("s1"))
+    tried = []
+    call = bench.forwarder._scripts.call
+
+    def counted(name: str, keys: list[str], arguments: list[Any]) -> Any:
+        if name == "forward":
+            tried.append(name)
+        return call(name, keys, arguments)
+
+    monkeypatch.setattr(bench.forwarder._scripts, "call", counted)
+    bench.client.config_set(setting, bad)
+    try:
+        while len(tried) < 6:
+            bench.forwarder.turn()
+    finally:
+        bench.client.config_set(setting, good)
+    assert bench.client.xlen(KEYS.ingress(TENANT)) == 2
+    bench.forward()
+    assert [e[b"op"] for e in bench.entries()] == [b"open", b"append", b"finish"]
+    assert bench.errors() == []
+
+
 def test_an_entry_that_the_script_fails_on_is_turned_away_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a mistake in the script would show: neighbours pass, and the tenant goes on."""
     monkeypatch.setattr("stream2llm_router.forwarding.PAUSE_S", 0.0)

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from stream2llm.errors import ErrorCode
 from stream2llm.events import ErrorEvent, encode
 from stream2llm.keys import PoolKeys
+from stream2llm.retrying import passes
 from stream2llm_pod.serving import scripts
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class ReplyWriter:
             if isinstance(result, ResponseError) and "NOSCRIPT" in _words(result):
                 await self._client.script_load(self._script.source)
                 await self._client.script_load(self._lose_script.source)
-            elif isinstance(result, ResponseError) and not _is_transient(result):
+            elif isinstance(result, ResponseError) and not passes(result):
                 self._drop(reply, result)
             elif isinstance(result, Exception):
                 raise result
@@ -213,10 +214,3 @@ def _cut(events: deque[ReplyEvent]) -> list[ReplyEvent]:
 def _words(error: ResponseError) -> list[str]:
     # redis-py strips some error prefixes and keeps others, depending on its version.
     return [type(error).__name__.replace("NoScriptError", "NOSCRIPT"), *str(error).replace(":", " ").split()]
-
-
-def _is_transient(error: ResponseError) -> bool:
-    """Errors that pass by themselves: loading, read-only after a fail-over, out of memory, busy with a script."""
-    return bool({"LOADING", "READONLY", "OOM", "BUSY", "TRYAGAIN", "MASTERDOWN"} & set(_words(error))) or type(
-        error
-    ).__name__ in {"ReadOnlyError", "OutOfMemoryError", "BusyLoadingError", "TryAgainError", "MasterDownError"}

@@ -251,6 +251,34 @@ def test_writer_repeats_nothing_when_answers_are_lost(server: Any, client: redis
     assert written(client) == ["accepted", "token", "token", "token", "done"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "bad", "good"), [("maxmemory", "1mb", "0"), ("min-replicas-to-write", "1", "0")], ids=["full", "alone"]
+)
+def test_writer_waits_while_the_server_takes_no_writes(
+    server: Any, client: redis.Redis, setting: str, bad: str, good: str
+) -> None:
+    """A server that waits for its replicas made a pod give its streams up as lost."""
+
+    async def body(connection: redis.asyncio.Redis) -> None:
+        writer = ReplyWriter(connection, KEYS, pod="p", retain_ms=5000, max_events=1000)
+        task = asyncio.create_task(writer.run())
+        one = Reply("t", "s", 1, "i", OPEN_ID, 60_000, lambda: pytest.fail("dropped"))
+        client.config_set(setting, bad)
+        try:
+            writer.send(one, ReplyEvent("accepted", "{}"))
+            for _ in range(20):
+                await asyncio.sleep(0.02)
+                assert written(client) == []
+        finally:
+            client.config_set(setting, good)
+        writer.send(one, ReplyEvent("done", "{}", terminal=True))
+        await writer.drained()
+        task.cancel()
+
+    run(server, body)
+    assert written(client) == ["accepted", "done"]
+
+
 def test_writer_drops_a_fenced_reply_and_goes_on_with_others(server: Any, client: redis.Redis) -> None:
     client.hset(
         KEYS.route("t", "other"), mapping={"state": "open", "attempt": 1, "incarnation": "i", "open_id": OPEN_ID}
