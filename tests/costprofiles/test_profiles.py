@@ -85,8 +85,9 @@ def test_bad_arguments_of_the_estimate_are_named(
 def test_the_dry_run_writes_a_profile_with_its_method(tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
     command = [sys.executable, FOLDER / "measure_without_vllm.py", "--output", output, "--dry-run"]
-    options = ["--max-seconds", "60", "--max-num-batched-tokens", "128"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
+    # Far more than it takes, so that a busy machine leaves nothing out.
+    options = ["--max-seconds", "3600", "--max-num-batched-tokens", "128"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     profile = parse_profile(output.read_bytes())
     assert (profile.gpu, profile.source, profile.max_num_batched_tokens) == ("cpu", "measured", 128)
