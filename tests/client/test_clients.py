@@ -81,11 +81,11 @@ def test_an_answer_is_put_together_with_its_warnings(server: Any, raw: redis.Red
         assert [(w.code, w.field, w.ingress_id) for w in answer.warnings] == [("unknown_item", "context", "1-0")]
 
     with Client(server.url) as client:
-        checked(client.stream("s").answer(timeout_s=5))
+        checked(client.stream("s").answer(timeout_s=60))
 
     async def main() -> Answer:
         async with AsyncClient(server.url) as client:
-            return await client.stream("s").answer(timeout_s=5)
+            return await client.stream("s").answer(timeout_s=60)
 
     checked(asyncio.run(main()))
 
@@ -104,22 +104,22 @@ def test_a_terminal_error_is_raised_by_its_type(
 ) -> None:
     say(raw, "s", ErrorEvent(code, "so it is", None, True, None))
     with pytest.raises(kind, match="so it is"):
-        use(server.url, lambda client: client.stream("s").answer(timeout_s=5))
+        use(server.url, lambda client: client.stream("s").answer(timeout_s=60))
 
 
 def test_events_resume_after_an_id(server: Any, raw: redis.Redis) -> None:
     say(raw, "s", Token(0, "a", (1,)), Token(1, "b", (2,)), DONE)
     with Client(server.url) as client:
-        events = client.stream("s").events_with_ids(timeout_s=5)
+        events = client.stream("s").events_with_ids(timeout_s=60)
         first_id, _ = next(events)
-        rest = [event for _, event in client.stream("s").events_with_ids(after=first_id, timeout_s=5)]
+        rest = [event for _, event in client.stream("s").events_with_ids(after=first_id, timeout_s=60)]
     assert rest == [Token(1, "b", (2,)), DONE]
 
 
 def test_events_come_as_they_are_written(server: Any, raw: redis.Redis) -> None:
     writer = threading.Timer(0.3, lambda: say(raw, "s", Token(0, "late", (1,)), DONE))
     writer.start()
-    assert use(server.url, lambda client: client.stream("s").answer(timeout_s=10)).text == "late"
+    assert use(server.url, lambda client: client.stream("s").answer(timeout_s=60)).text == "late"
     writer.join()
 
 

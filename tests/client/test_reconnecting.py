@@ -185,7 +185,7 @@ def test_async_events_come_with_ids_and_resume(server: Any) -> None:
     say(server, Token(0, "a", (1,)), Token(1, "b", (2,)), Done("stop"))
 
     async def read(client: AsyncClient, after: str) -> list[tuple[str, Event]]:
-        return [found async for found in client.stream("s").events_with_ids(after=after, timeout_s=5)]
+        return [found async for found in client.stream("s").events_with_ids(after=after, timeout_s=60)]
 
     everything = awaited(server.url, lambda client: read(client, "0"))
     assert [event for _, event in everything] == [Token(0, "a", (1,)), Token(1, "b", (2,)), Done("stop")]

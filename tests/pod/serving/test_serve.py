@@ -323,8 +323,8 @@ def test_second_signal_ends_at_once(tiny_text_model: Path, valkey_server: Any, t
         pod.process.send_signal(signal.SIGTERM)
         wait_for("draining", lambda: pod.get("/ready")[0] == 503)
         pod.process.send_signal(signal.SIGTERM)
-        assert pod.process.wait(10) == 128 + signal.SIGTERM
-        _gone, alive = psutil.wait_procs(children, timeout=10)
+        assert pod.process.wait(60) == 128 + signal.SIGTERM
+        _gone, alive = psutil.wait_procs(children, timeout=60)
         assert not alive, alive
     finally:
         kill(pod.process)

@@ -81,6 +81,6 @@ def test_sigterm_while_the_engine_loads_ends_the_pod(tiny_text_model: Path, valk
         children = parent.children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
-        _gone, alive = psutil.wait_procs(children, timeout=30)
+        _gone, alive = psutil.wait_procs(children, timeout=120)
         assert not alive, alive
     assert f"{PLUGIN_NAME} serve: SIGTERM while the engine was loading" in log_path.read_text(errors="replace")
