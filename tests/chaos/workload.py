@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stream2llm.entries import Append, ContextItem, Entry, Finish, Open, Update
@@ -87,15 +88,23 @@ def _plan_stream(chance: random.Random, number: int, begin_s: float) -> PlannedS
     return PlannedStream(TENANTS[number % len(TENANTS)], stream, prompt, max_tokens, entries)
 
 
-def plan_faults(seed: int, count: int, duration_s: float, pods: int, routers: int) -> list[Fault]:
-    """`count` faults of pods and routers, evenly spread with some play, and one restart of Redis among them."""
+FAULTS = ("kill", "stop", "drain")
+
+
+def plan_faults(
+    seed: int, count: int, duration_s: float, pods: int, routers: int, kinds: Sequence[str] = FAULTS
+) -> list[Fault]:
+    """`count` faults of pods and routers, evenly spread with some play, and one restart of Redis among them.
+
+    Without routers only pods are struck.
+    """
     chance = random.Random(f"faults {seed}")
     faults = []
     step_s = duration_s / (count + 1)
     for i in range(count):
         at_s = step_s * (i + 1 + chance.uniform(-0.3, 0.3))
-        whom = chance.choice(("pod", "pod", "router"))
-        what = chance.choice(("kill", "stop", "drain"))
+        whom = chance.choice(("pod", "pod", "router")) if routers else "pod"
+        what = chance.choice(kinds)
         # Shorter and longer than what a heartbeat or a lease lives.
         seconds = chance.choice((2.0, 13.0)) if what == "stop" else 0.0
         which = chance.randrange(pods if whom == "pod" else routers)
