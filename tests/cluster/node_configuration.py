@@ -82,6 +82,7 @@ address = "{run}/containerd.sock.ttrpc"
 sandbox = "{PAUSE_IMAGE}"
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
+netns_mounts_under_state_dir = true
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]

@@ -107,6 +107,10 @@ class Pool:
         request = urllib.request.Request(
             f"http://{address}:8000{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
+        return self.fetch(request)
+
+    def fetch(self, request: str | urllib.request.Request) -> dict[str, Any]:
+        """The JSON that a URL answers with."""
         with urllib.request.urlopen(request, timeout=180) as answer:
             found: dict[str, Any] = json.loads(answer.read())
         return found

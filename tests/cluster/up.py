@@ -126,7 +126,7 @@ In another terminal, in this folder:
   kubectl describe spf {NAME} --namespace {NAMESPACE}
 
   export STREAM2LLM_REDIS=redis://{redis}:6379 STREAM2LLM_POOL={NAMESPACE}/{NAME}
-  .venv/bin/stream2llm ask "What does Stream2LLM do?" --doc README.md
+  .venv/bin/stream2llm ask "How do I report a vulnerability?" --doc SECURITY.md
   kubectl scale spf/{NAME} --replicas=2 --namespace {NAMESPACE}
 
 Addresses of Services and pods can be reached from this machine. Ctrl-C here ends the cluster and removes all of it.
