@@ -22,6 +22,7 @@ cluster: setup ## a real one-node Kubernetes with our chart and a CPU pool in it
 	@.venv/bin/python tests/cluster/up.py $(ARGS)
 
 test-cluster: setup ## the tests on a real Kubernetes; those with a node need root (builds it first: 20 minutes, once)
+	@.venv/bin/python tests/cluster/prepare.py
 	@.venv/bin/python tools/run_tests.py kubernetes
 
 test-long: setup ## thousands of histories and long soaks (an hour and more)
