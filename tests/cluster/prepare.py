@@ -13,13 +13,14 @@ import vllm_environment
 
 
 def main() -> int:
+    version = os.environ.get("STREAM2LLM_KUBERNETES", programs.NEWEST)
     try:
-        programs.ensure("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
+        programs.ensure("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm", kubernetes=version)
         if os.geteuid() != 0:
             programs.say("not root: tests with a node are skipped")
             return 0
         node_packages.ensure()
-        programs.ensure("kube-scheduler", "kubelet", "kube-proxy", *node.PROGRAMS)
+        programs.ensure("kube-scheduler", "kubelet", "kube-proxy", *node.PROGRAMS, kubernetes=version)
         vllm_environment.folder()
         images.archive()
     except programs.NotAvailable as error:
