@@ -81,7 +81,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
     )
 
     try:
-        server = make_server(args, http, keys, registry, forwarder.status, forwarder.overview)
+        server = make_server(args, http, keys, registry, forwarder.status, forwarder.overview, forwarder.weight)
     except CannotListen as error:
         print(error, file=sys.stderr)
         return 1

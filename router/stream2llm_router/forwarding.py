@@ -17,6 +17,7 @@ from stream2llm.connecting import explained
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm.overview.reading import Overview, TenantView
 from stream2llm.retrying import passes
+from stream2llm.tenant_limits import TenantLimits, read_limits
 from stream2llm_router.assigning import Needs
 from stream2llm_router.declaring import Declaration
 from stream2llm_router.fairness import Turns
@@ -24,7 +25,6 @@ from stream2llm_router.fleet import Fleet
 from stream2llm_router.holding import MAX_HELD_STREAMS, Holding
 from stream2llm_router.judging import Verdict, judge, refused_as_internal
 from stream2llm_router.leasing import Leases
-from stream2llm_router.limits import TenantLimits, read_limits
 from stream2llm_router.metrics import RouterMetrics
 from stream2llm_router.placing import LOG_LIVE_MS, TOKEN_BYTES, Placing
 from stream2llm_router.recovering import Recovery
@@ -174,6 +174,10 @@ class Forwarder:
             for tenant in sorted(self._tenants)
         )
         return Overview(self._keys.pool, self._fleet.now_ms, self._fleet.views(), tenants)
+
+    def weight(self, tenant: str) -> float:
+        """The tenant's weight, as last read; without asking Redis, and from any thread."""
+        return self._weights.get(tenant, 1.0)
 
     def turn(self) -> int:
         """One round: leases, held streams, one read of all tenants. Returns how many entries were read."""

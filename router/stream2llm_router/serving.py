@@ -29,6 +29,7 @@ def make_server(
     registry: CollectorRegistry,
     status: Callable[[], dict[str, Any]],
     overview: Callable[[], Overview],
+    weight: Callable[[str], float],
 ) -> Server:
     """A server that listens and is not started. Raises CannotListen."""
 
@@ -38,7 +39,7 @@ def make_server(
     settings = GatewaySettings(
         http.limits, http.needs_tokens, http.tokens_from_file, http.pod_api_key, http.pod_ca_file
     )
-    gateway = Gateway(settings, keys, connect, status, overview, GatewayMetrics(keys.pool, registry))
+    gateway = Gateway(settings, keys, connect, status, overview, GatewayMetrics(keys.pool, registry), weight)
     certificate = Certificate(*http.certificate) if http.certificate else None
     show_access_log()
     try:

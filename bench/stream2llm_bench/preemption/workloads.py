@@ -14,6 +14,10 @@ class Arriving:
     name: str
     chunks: tuple[tuple[float, int], ...]
     """(seconds after the start, tokens), in order."""
+    tenant: str = ""
+    """Whose it is; nobody says so if that is empty."""
+    weight: float = 1.0
+    """The tenant's."""
 
     @property
     def tokens(self) -> int:

@@ -18,9 +18,9 @@ from stream2llm.access import UserRules, pod_rules, router_rules, tenant_rules
 from stream2llm.commands.connected import with_client
 from stream2llm.connecting import RedisTLS, add_redis_arguments, connect
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys, check_tenant
+from stream2llm.tenant_limits import MAX_WEIGHT, MIN_WEIGHT, checked_weight
 from stream2llm.tokens import TokenRecord, new_token, parse_record, record_of
 
-MAX_WEIGHT = 1_000.0
 ACTIONS = ("add", "list", "remove", "acl", "token")
 ROLES = ("tenant", "router", "pod")
 _EPILOG = """\
@@ -106,12 +106,11 @@ def _change(args: argparse.Namespace, keys: PoolKeys) -> int:
 
 def _weight(text: str) -> float:
     try:
-        value = float(text)
+        return checked_weight(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value <= MAX_WEIGHT:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 and at most {MAX_WEIGHT:g}, not {text!r}")
-    return value
+        raise argparse.ArgumentTypeError(
+            f"must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {text!r}"
+        ) from None
 
 
 def _whole(text: str) -> int:

@@ -19,10 +19,12 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from stream2llm.keys import DEFAULT_TENANT
 from stream2llm_pod.engine.compat.selecting import checked_module
 from stream2llm_pod.engine.protocol import Op, OpKind
 from stream2llm_pod.engine.statistics import latest_progress
 from stream2llm_pod.engine.streaming import STATS_KEY
+from stream2llm_pod.engine.tenancy import TenantShare
 
 
 class StreamTooLong(ValueError):
@@ -121,6 +123,8 @@ class EngineStreams:
         cache_salt: str | None = None,
         carried: Sequence[int] = (),
         carried_text: str = "",
+        tenant: str = DEFAULT_TENANT,
+        weight: float = 1.0,
     ) -> AsyncIterator[Any]:
         """Start a stream whose prompt begins with `token_ids` (at least one); returns its outputs once it is known.
 
@@ -132,6 +136,9 @@ class EngineStreams:
         passed on, where another engine has begun to answer. The outputs are what follows. The carried tokens count for
         max_tokens, min_tokens, stop strings, structured outputs and penalties (exactly, but for a token that comes
         again: its presence_penalty counts twice).
+
+        tenant and weight: who shares the engine with others by which weight; the last weight given holds for all of the
+        tenant's streams.
 
         Raises StreamTooLong, EngineRefusal for parameters that streams cannot honour or vLLM refuses, and ValueError
         for an empty prefix or an id that is in use.
@@ -146,7 +153,11 @@ class EngineStreams:
         own.output_kind = RequestOutputKind.DELTA
         asked = own.clone()
         continue_answer(own, carried)
-        own.extra_args = {**(own.extra_args or {}), **Op(OpKind.OPEN, carried=tuple(carried)).to_extra_args()}
+        own.extra_args = {
+            **(own.extra_args or {}),
+            **Op(OpKind.OPEN, carried=tuple(carried)).to_extra_args(),
+            **TenantShare(tenant, weight).to_extra_args(),
+        }
         prompt = tokens_input(list(token_ids), cache_salt=cache_salt)
         stream = self._streams[stream_id] = _Stream(
             list(token_ids), own, lora_request, cache_salt, asked, list(carried), carried_text

@@ -9,7 +9,9 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +22,10 @@ from stream2llm_pod.engine.statistics import joined
 from stream2llm_pod.engine.swap.connector import own_connector
 from stream2llm_pod.engine.swap.metadata import copies_in
 from stream2llm_pod.engine.timing import Span, StepTimes, substantial
-from stream2llm_pod.scheduling.planner import Plan, plan_step
+from stream2llm_pod.scheduling.planner import Plan, TenantQueue, plan_tenants
 from stream2llm_pod.scheduling.policies import Default, make_policy
 from stream2llm_pod.scheduling.ranking import RankIndex
+from stream2llm_pod.scheduling.tenants import Turns
 from stream2llm_pod.scheduling.victims import cheapest_among_equals
 from stream2llm_pod.scheduling.views import Candidate, Limits, RankKey, StreamView, Victim
 
@@ -37,6 +40,28 @@ EMPTY_STEPS_BEFORE_FALLBACK = 3
 OBSERVE_EVERY_S = 0.25
 
 
+class Lane:
+    """The ranks of one tenant's requests."""
+
+    def __init__(self) -> None:
+        self.running = RankIndex()
+        self.waiting = RankIndex()
+        self.parked = RankIndex()
+        self.repeating = RankIndex()
+        """Those in one of the first two that hold memory and only compute again what a preemption took."""
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.waiting) + len(self.parked)
+
+    def homes(self) -> tuple[RankIndex, RankIndex, RankIndex]:
+        """A request is in one of these."""
+        return self.running, self.waiting, self.parked
+
+    def discard(self, req_id: str) -> None:
+        for index in (*self.homes(), self.repeating):
+            index.discard(req_id)
+
+
 class TwoPhaseMixin(Base):
     """Put it before `StreamingMixin` in the bases."""
 
@@ -48,11 +73,8 @@ class TwoPhaseMixin(Base):
         self._upstream_order = self.policy_name == Default.name
         if not self._upstream_order:
             self.upstream.admit_by_first_chunk()
-        self._running_index = RankIndex()
-        self._waiting_index = RankIndex()
-        self._parked_index = RankIndex()
-        # Those in one of the first two that hold memory and only compute again what a preemption took.
-        self._repeating_index = RankIndex()
+        self._lanes: dict[str, Lane] = {}
+        self._turns = Turns()
         self._changed: set[str] = set()
         self._ageing: list[tuple[float, str]] = []
         self._due_s: dict[str, float] = {}
@@ -72,8 +94,13 @@ class TwoPhaseMixin(Base):
         self._asleep = False
 
     def on_gone(self, req_id: str) -> None:
-        for index in (self._running_index, self._waiting_index, self._parked_index, self._repeating_index):
-            index.discard(req_id)
+        tenant = self.tenants.of(req_id)
+        lane = self._lanes.get(tenant)
+        if lane is not None:
+            lane.discard(req_id)
+            if not lane:
+                del self._lanes[tenant]
+                self._turns.keep(self._lanes)
         self._changed.discard(req_id)
         self._due_s.pop(req_id, None)
         self._runnable_since_s.pop(req_id, None)
@@ -109,26 +136,27 @@ class TwoPhaseMixin(Base):
                 self._rank(req_id, request, now_s)
 
     def _rank(self, req_id: str, request: Any, now_s: float) -> None:
-        home = self._waiting_index
+        lane = self._lanes.setdefault(self.tenants.of(req_id), Lane())
+        home = lane.waiting
         if request.status == RequestStatus.RUNNING:
-            home = self._running_index
+            home = lane.running
         elif request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
-            home = self._parked_index
-        for index in (self._running_index, self._waiting_index, self._parked_index):
+            home = lane.parked
+        for index in lane.homes():
             if index is not home:
                 index.discard(req_id)
-        repeats = home is not self._parked_index and not self._has_new_work(request)
-        if home is self._parked_index or repeats:
+        repeats = home is not lane.parked and not self._has_new_work(request)
+        if home is lane.parked or repeats:
             self._runnable_since_s.pop(req_id, None)
         else:
             self._runnable_since_s.setdefault(req_id, now_s)
         view = self._view(request, now_s)
         key = self.ranking_policy.key(view, now_s)
         home.put(req_id, key)
-        if repeats and (home is self._running_index or request.num_computed_tokens > 0):
-            self._repeating_index.put(req_id, key)
+        if repeats and (home is lane.running or request.num_computed_tokens > 0):
+            lane.repeating.put(req_id, key)
         else:
-            self._repeating_index.discard(req_id)
+            lane.repeating.discard(req_id)
         due_s = self.ranking_policy.changes_at_s(view, now_s) if req_id in self._runnable_since_s else None
         if due_s is not None and self._due_s.get(req_id) != due_s:
             self._due_s[req_id] = due_s
@@ -140,13 +168,7 @@ class TwoPhaseMixin(Base):
         return session is None or not session.open or request.num_tokens > session.computed_once_tokens
 
     # ---------------------------------------------------------------- the snapshot, made lazily
-    def _holders(self) -> Iterator[Candidate]:
-        return self._candidates(self._running_index, holds_slot=True)
-
-    def _newcomers(self) -> Iterator[Candidate]:
-        return self._candidates(self._waiting_index, holds_slot=False)
-
-    def _candidates(self, index: RankIndex, *, holds_slot: bool) -> Iterator[Candidate]:
+    def _candidates(self, index: RankIndex, now_s: float, *, holds_slot: bool) -> Iterator[Candidate]:
         for key in index:
             req_id = str(key[-1])
             request = self.requests[req_id]
@@ -156,9 +178,11 @@ class TwoPhaseMixin(Base):
             if request.num_tokens > self.limit_tokens:
                 self._outgrown.append(request)
                 continue
-            yield self._candidate(req_id, request, key, todo_tokens, holds_slot)
+            yield self._candidate(req_id, request, key, todo_tokens, holds_slot, now_s)
 
-    def _candidate(self, req_id: str, request: Any, key: RankKey, todo_tokens: int, holds_slot: bool) -> Candidate:
+    def _candidate(
+        self, req_id: str, request: Any, key: RankKey, todo_tokens: int, holds_slot: bool, now_s: float
+    ) -> Candidate:
         session = self.streams.get(req_id)
         complete = session is None or not session.open
         restored_tokens = shared_blocks = 0
@@ -176,26 +200,24 @@ class TwoPhaseMixin(Base):
             restored_tokens,
             shared_blocks,
             complete or self._has_new_work(request),
+            now_s - self._runnable_since_s.get(req_id, now_s) >= self.settings.max_wait_s,
         )
 
-    def _victims(self, idle: bool, now_s: float) -> Iterator[Victim]:
+    def _victims(self, lanes: Iterable[Lane], idle: bool, now_s: float) -> Iterator[Victim]:
         """Holders of KV blocks, lowest rank first."""
-        if idle:
-            keys: Iterator[RankKey] = heapq.merge(
-                reversed(self._parked_index), reversed(self._repeating_index), reverse=True
-            )
-        else:
-            holding = [
-                self._waiting_index.key(request.request_id)
-                for request in self.upstream.holding_waiting()
-                if request.request_id in self._waiting_index
-            ]
-            keys = heapq.merge(reversed(self._running_index), sorted(holding, reverse=True), reverse=True)
+        indexes: list[Iterable[RankKey]] = []
+        for lane in lanes:
+            if idle:
+                indexes += (reversed(lane.parked), reversed(lane.repeating))
+            else:
+                holding = (request.request_id for request in self.upstream.holding_waiting())
+                keys = [lane.waiting.key(req_id) for req_id in holding if req_id in lane.waiting]
+                indexes += (reversed(lane.running), sorted(keys, reverse=True))
         residency_s = max(self.ranking_policy.min_residency_s, self.settings.min_residency_s)
-        for key in keys:
+        for key in heapq.merge(*indexes, reverse=True):
             req_id = str(key[-1])
             request = self.requests[req_id]
-            repeats = req_id in self._repeating_index
+            repeats = self._repeats(req_id)
             if repeats and not idle:
                 continue
             parked = idle and not repeats
@@ -214,6 +236,15 @@ class TwoPhaseMixin(Base):
                 repeats,
             )
 
+    def _repeats(self, req_id: str) -> bool:
+        lane = self._lanes.get(self.tenants.of(req_id))
+        return lane is not None and req_id in lane.repeating
+
+    def _held(self, lane: Lane) -> tuple[int, int]:
+        """KV blocks and run slots of a tenant."""
+        blocks = sum(len(self.upstream.blocks(str(key[-1]))) for index in lane.homes() for key in index)
+        return blocks, len(lane.running) + len(lane.parked)
+
     def _is_spared(self, request: Any) -> bool:
         """It was preempted, runs again, and has not got further than it was. One that has parked did all it could."""
         up_to_tokens = self._spared_up_to_tokens.get(request.request_id)
@@ -230,13 +261,15 @@ class TwoPhaseMixin(Base):
         now_s = self.clock()
         plan: Plan | None = None
         hidden: list[Any] = []
-        expose_all = self._upstream_order or self.upstream.paused()
+        expose_all = self.upstream.paused()
         # Outside a step vLLM preempts because the weights change, and then the KV is worthless.
         self._may_swap = True
         try:
             self.apply_pending()
             self._changed.update(request.request_id for request in self.upstream.promote_blocked())
             self._rerank(now_s)
+            if self._upstream_order and len(self._lanes) < 2:
+                expose_all = True
             if self._empty_steps >= EMPTY_STEPS_BEFORE_FALLBACK:
                 self._empty_steps = 0
                 self.counters.fallback_steps += 1
@@ -273,10 +306,25 @@ class TwoPhaseMixin(Base):
         """Everything that runs decodes, nobody else could join, and memory suffices."""
         running = len(self.running)
         return (
-            (not self._waiting_index or (self.upstream.free_slots() <= 0 and not self._parked_index))
+            all(
+                not lane.waiting or (self.upstream.free_slots() <= 0 and not self.upstream.parked_slots())
+                for lane in self._lanes.values()
+            )
             and not self.upstream.anything_prefills()
             and running <= self.max_num_scheduled_tokens
             and running * (1 + self.num_lookahead_tokens) <= self.upstream.free_blocks()
+        )
+
+    def _queue(self, tenant: str, lane: Lane, prefilling: Counter[str], now_s: float) -> TenantQueue:
+        return TenantQueue(
+            tenant,
+            self._candidates(lane.running, now_s, holds_slot=True),
+            self._candidates(lane.waiting, now_s, holds_slot=False),
+            lambda idle: self._victims((lane,), idle, now_s),
+            self.tenants.weights.get(tenant, 1.0),
+            self._turns.time(tenant),
+            len(lane.running) - prefilling[tenant],
+            partial(self._held, lane),
         )
 
     def _plan(self, now_s: float) -> Plan:
@@ -290,10 +338,11 @@ class TwoPhaseMixin(Base):
             self.upstream.watermark_blocks(),
         )
         self._outgrown.clear()
-        self.last_plan = plan_step(
-            self._holders(),
-            self._newcomers(),
-            lambda idle: self._victims(idle, now_s),
+        prefilling: Counter[str] = Counter()
+        if len(self._lanes) > 1:
+            prefilling.update(self.tenants.of(request.request_id) for request in self.upstream.prefilling())
+        self.last_plan = plan_tenants(
+            [self._queue(tenant, lane, prefilling, now_s) for tenant, lane in self._lanes.items()],
             limits,
             # What is in flight may end a request or free a block; nobody is pushed out for want of patience.
             may_resort=lambda: not self.upstream.anything_in_flight(),
@@ -372,7 +421,7 @@ class TwoPhaseMixin(Base):
             self._empty_steps += 1
             self.counters.empty_plan_steps += 1
         elif (
-            (self._waiting_index or self._repeating_index)
+            any(lane.waiting or lane.repeating for lane in self._lanes.values())
             and not self._changed
             and not self.upstream.anything_in_flight()
         ):
@@ -383,6 +432,7 @@ class TwoPhaseMixin(Base):
         """Called when some request got more than a decode's token; those have moved, so their ranks are stale. Returns
         the prompts' tokens in the step."""
         spans = []
+        charged: dict[str, int] = {}
         for req_id, tokens in scheduled.items():
             request = self.requests[req_id]
             before_tokens = request.num_computed_tokens - tokens
@@ -391,13 +441,16 @@ class TwoPhaseMixin(Base):
                 self.counters.prefill_tokens += after_tokens - before_tokens
                 self._changed.add(req_id)
                 spans.append((before_tokens, after_tokens))
+                tenant = self.tenants.of(req_id)
+                charged[tenant] = charged.get(tenant, 0) + after_tokens - before_tokens
+        self._turns.charge(charged, self.tenants.weights)
         return spans
 
     def _relieve_or_sleep(self) -> None:
         """Nothing ran although requests wait, and nothing is under way that could change that."""
         in_need = [
             request
-            for request in (self.requests[str(key[-1])] for key in self._waiting_index)
+            for request in (self.requests[str(key[-1])] for lane in self._lanes.values() for key in lane.waiting)
             if self._has_new_work(request) and self.upstream.todo_tokens(request) > 0
         ]
         if in_need and self._upstream_order:
@@ -405,11 +458,13 @@ class TwoPhaseMixin(Base):
             ended = [self.end_if_outgrown(request) for request in in_need]
             if any(ended):
                 return
-            victim = next(cheapest_among_equals(chain(self._victims(True, 0.0), self._victims(False, 0.0))), None)
+            lanes = self._lanes.values()
+            victims = chain(self._victims(lanes, True, 0.0), self._victims(lanes, False, 0.0))
+            victim = next(cheapest_among_equals(victims), None)
             if victim is not None:
                 self.preempt(self.requests[victim.req_id], time.monotonic())
                 return
-        repeats = (request.request_id in self._repeating_index for request in self.running)
+        repeats = (self._repeats(request.request_id) for request in self.running)
         if not in_need and all(repeats) and not self.deferred_elsewhere():
             # Open streams only, whose known prompts were computed before and cannot have memory now: the engine may
             # block until something happens.

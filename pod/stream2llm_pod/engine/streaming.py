@@ -21,6 +21,7 @@ from stream2llm_pod.engine.sessions import Prompt, StreamSession
 from stream2llm_pod.engine.swap.backend import Direction, TimedCopy
 from stream2llm_pod.engine.swap.connector import own_connector
 from stream2llm_pod.engine.swap.hostpool import Copies, HostPool
+from stream2llm_pod.engine.tenancy import Tenants, read_share
 from stream2llm_pod.scheduling.costs import Preemption
 from stream2llm_pod.scheduling.prefix import common_prefix_tokens, to_tokens
 from stream2llm_pod.scheduling.victims import Preemptions
@@ -53,6 +54,7 @@ class StreamingMixin(Base):
         if refused:
             raise ValueError("stream2llm does not work with " + "; ".join(refused))
         self.streams: dict[str, StreamSession] = {}
+        self.tenants = Tenants()
         self.counters = Counters()
         self.clock = time.monotonic
         self.limit_tokens = min(self.max_model_len - 1, self.upstream.usable_blocks() * self.block_size)
@@ -98,6 +100,7 @@ class StreamingMixin(Base):
             if existing is not None:
                 self.counters.ignored_operations += 1
                 return
+            self._note_tenant(request)
             super().add_request(request)
             self._accept(request)
         elif existing is None:
@@ -116,8 +119,14 @@ class StreamingMixin(Base):
             else:
                 self._apply(existing, session, request, op)
 
+    def _note_tenant(self, request: Any) -> None:
+        share = read_share(request.sampling_params.extra_args) if request.sampling_params else None
+        if share is not None:
+            self.tenants.add(request.request_id, share)
+
     def _open(self, request: Any, op: Op) -> None:
         request.resumable = False
+        self._note_tenant(request)
         if request.prompt_token_ids is None or request.mm_features or request.pooling_params is not None:
             super().add_request(request)
             self.fail(request, "a stream takes token ids only")
@@ -311,6 +320,7 @@ class StreamingMixin(Base):
         self.host_pool.drop(req_id)
         self.counters.progress.pop(req_id, None)
         self.on_gone(req_id)
+        self.tenants.discard(req_id)
         if session is not None:
             kv_params = {**(kv_params or {}), STATS_KEY: session.report()}
         return kv_params, ec_params

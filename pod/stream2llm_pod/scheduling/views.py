@@ -54,6 +54,13 @@ class Candidate:
     """Blocks among the restored ones that somebody else holds already, so they cost no free block."""
     fresh: bool = False
     """Some of its tokens were never computed: a new chunk, not only the repetition of what a preemption took."""
+    overdue: bool = False
+    """It has had work for longer than the ageing bound."""
+
+    @property
+    def decodes(self) -> bool:
+        """It runs and wants the one token of a step that generates."""
+        return self.holds_slot and self.todo_tokens == 1
 
 
 @dataclass(slots=True)

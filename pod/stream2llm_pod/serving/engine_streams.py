@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+from stream2llm.keys import DEFAULT_TENANT
+
 
 class StreamStatsLike(Protocol):
     """What the engine counted for one stream, complete with its last output."""
@@ -37,10 +39,12 @@ class EngineStreamsLike(Protocol):
         cache_salt: Any = None,
         carried: Sequence[int] = (),
         carried_text: str = "",
+        tenant: str = DEFAULT_TENANT,
+        weight: float = 1.0,
     ) -> AsyncIterator[Any]:
         """Register a prompt with at least one token; its outputs (vLLM's RequestOutput, deltas) come after finish.
 
-        `carried` is the part of the answer, and its text, that the reader has already.
+        `carried` is the part of the answer, and its text, that the reader has already; `weight` the tenant's.
         """
         ...
 

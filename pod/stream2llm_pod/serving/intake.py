@@ -14,6 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from stream2llm.entries import Entry, EntryError, Open, parse_entry
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
+from stream2llm.tenant_limits import checked_weight
 from stream2llm_pod.serving.carrying import NOTHING, Carried, IncompleteReply, read_reply
 from stream2llm_pod.serving.clocks import RedisClock
 
@@ -40,6 +41,7 @@ class Adoption:
 
     attempt, incarnation and open_id fence its writer; opened_ms is the Redis time of its open. Of a stream that has
     sent tokens, `carried` is what was sent and `prompt_seq` the number of the last entry that the prompt was made of.
+    `weight` is its tenant's.
     """
 
     attempt: int
@@ -48,6 +50,7 @@ class Adoption:
     opened_ms: int
     carried: Carried = NOTHING
     prompt_seq: int | None = None
+    weight: float = 1.0
 
 
 class SessionLike(Protocol):
@@ -161,7 +164,8 @@ class Intake:
         self._note_lag(fields)
 
     async def _read_streams(self, adopts: list[Fields]) -> list[Any]:
-        """For each: its route, its entries and, if it has been elsewhere before, its reply. None for a foreign type."""
+        """For each: its route, its entries, its reply if it has been elsewhere before, and its tenant's weight. None
+        for a foreign type."""
         pipeline = self.client.pipeline(transaction=False)
         for fields in adopts:
             key = _key(fields)
@@ -171,20 +175,21 @@ class Intake:
             pipeline.xrange(self.keys.entries(*key))
             # Nothing of ours is in the reply at a first attempt.
             pipeline.xrange(self.keys.reply(*key), count=1 if fields[b"attempt"] == b"1" else None)
+            pipeline.hget(self.keys.limits(key[0]), "weight")
         answers = await pipeline.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, ResponseError):
                 raise answer
         return [
-            None if any(isinstance(answer, ResponseError) for answer in answers[i : i + 3]) else answers[i : i + 3]
-            for i in range(0, len(answers), 3)
+            None if any(isinstance(answer, ResponseError) for answer in answers[i : i + 3]) else answers[i : i + 4]
+            for i in range(0, len(answers), 4)
         ]
 
     def _adopt(self, key: StreamKey, attempt: int, found: Any) -> None:
         if found is None:
             logger.error("a key of %s/%s has a foreign type; the stream is not taken", *key)
             return
-        route, entries, reply = found
+        route, entries, reply, weight = found
         state, current, incarnation, open_id, next_token, prompt_seq = (
             None if value is None else value.decode() for value in route
         )
@@ -213,6 +218,7 @@ class Intake:
             arrival_ms(open_id),
             carried,
             int(prompt_seq) if carried.token_ids and prompt_seq is not None else None,
+            _weight(weight),
         )
         session = self.open_session(key[0], opening, adoption)
         self.sessions[key] = session
@@ -265,6 +271,14 @@ def _key(fields: Fields) -> StreamKey:
 
 def _seq(fields: Fields) -> int:
     return int(fields[b"seq"])
+
+
+def _weight(raw: Any) -> float:
+    """1 where the tenant has none, or one that cannot be read: the router complains of that."""
+    try:
+        return checked_weight(raw)
+    except (TypeError, ValueError):
+        return 1.0
 
 
 def _entries_of(answer: Any) -> Any:

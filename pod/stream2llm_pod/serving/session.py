@@ -334,6 +334,8 @@ class Session:
             cache_salt=self.ctx.cache_salt(self.tenant),
             carried=self.adoption.carried.token_ids,
             carried_text=self.adoption.carried.text,
+            tenant=self.tenant,
+            weight=self.adoption.weight,
         )
         self._handed = len(ids)
         self._pump = asyncio.create_task(self._read(outputs), name=f"outputs of {self._engine_id}")

@@ -53,10 +53,11 @@ class Gateway:
         status: Callable[[], dict[str, Any]],
         overview: Callable[[], Overview],
         metrics: GatewayMetrics,
+        weight: Callable[[str], float] = lambda tenant: 1.0,
     ) -> None:
         """connect: a new Redis client that retries nothing by itself; status and overview: what the forwarding side
-        knows."""
-        self.settings, self.keys, self.metrics = settings, keys, metrics
+        knows; weight: a tenant's."""
+        self.settings, self.keys, self.metrics, self.weight = settings, keys, metrics, weight
         self._connect, self._status, self._overview = connect, status, overview
         limits = settings.limits
         self.open_streams = OpenStreams(limits.max_open_streams)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import httpx
 from fastapi import APIRouter, Body, Request, Response
 
+from stream2llm.tenant_limits import TENANT_ARGUMENT, WEIGHT_ARGUMENT
 from stream2llm_router.assigning import Pod
 from stream2llm_router.gateway.dependencies import GatewayOf, TenantOf, problems
 from stream2llm_router.gateway.event_streams import GuardedStream, dumped
@@ -48,10 +49,11 @@ async def embeddings(request: Request, payload: Payload, gateway: GatewayOf, ten
     return await _pass_on(request, gateway, tenant, payload)
 
 
-def tenants_payload(path: str, payload: dict[str, Any], tenant: str) -> dict[str, Any]:
+def tenants_payload(path: str, payload: dict[str, Any], tenant: str, weight: float = 1.0) -> dict[str, Any]:
     """The request as the tenant may make it. Raises Problem.
 
-    The cache salt keeps one tenant from learning by timing what another has asked; it is the one that streams have.
+    The cache salt keeps one tenant from learning by timing what another has asked; it is the one that streams have. The
+    engine is told whose the request is, so that it counts as the tenant's.
     Request ids are the pods' own, or one tenant could take another's.
     """
     if payload.get("kv_transfer_params") is not None:
@@ -62,6 +64,9 @@ def tenants_payload(path: str, payload: dict[str, Any], tenant: str) -> dict[str
         if not isinstance(salt, str | None):
             raise Problem(422, "invalid_params", "cache_salt must be a text", field="cache_salt")
         own["cache_salt"] = f"{tenant}:{salt}" if salt else tenant
+        # What is no object is left to the pod to refuse.
+        if isinstance(xargs := payload.get("vllm_xargs") or {}, dict):
+            own["vllm_xargs"] = {**xargs, TENANT_ARGUMENT: tenant, WEIGHT_ARGUMENT: weight}
     return own
 
 
@@ -70,7 +75,7 @@ async def _pass_on(request: Request, gateway: Gateway, tenant: str, payload: dic
     content = None
     if payload is not None:
         try:
-            content = dumped(tenants_payload(path, payload, tenant))
+            content = dumped(tenants_payload(path, payload, tenant, gateway.weight(tenant)))
         except (ValueError, RecursionError) as error:
             raise Problem(422, "malformed", f"the body cannot be passed on: {error}") from None
     gateway.requests.take(tenant)

@@ -16,6 +16,7 @@ from vllm.v1.engine import EngineCoreRequest
 from stream2llm_pod.engine.protocol import Op, OpKind
 from stream2llm_pod.engine.simulation.tokens import expected_output
 from stream2llm_pod.engine.streaming import STATS_KEY
+from stream2llm_pod.engine.tenancy import TenantShare
 
 FIRST_TOKEN = 3
 VOCABULARY = 512
@@ -60,6 +61,8 @@ class Driver:
         *,
         max_tokens: int = 1,
         resumable: bool = False,
+        share: TenantShare | None = None,
+        cache_salt: str | None = None,
         **fields: Any,
     ) -> None:
         """A request as it comes from the API server; `fields` are further ones of vLLM's EngineCoreRequest."""
@@ -70,24 +73,27 @@ class Driver:
             prompt_token_ids=None if token_ids is None else list(token_ids),
             mm_features=None,
             sampling_params=SamplingParams(
-                temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra_args
+                temperature=0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                extra_args={**(extra_args or {}), **(share.to_extra_args() if share else {})} or None,
             ),
             pooling_params=None,
             arrival_time=self.engine.clock(),
             lora_request=None,
-            cache_salt=None,
+            cache_salt=cache_salt,
             data_parallel_rank=None,
             resumable=resumable,
             **fields,
         )
         core.add_request(*core.preprocess_add_request(request))
 
-    def add(self, req_id: str, token_ids: Sequence[int], max_tokens: int = 8) -> None:
+    def add(self, req_id: str, token_ids: Sequence[int], max_tokens: int = 8, **fields: Any) -> None:
         """An ordinary request."""
-        self.send(req_id, token_ids, max_tokens=max_tokens)
+        self.send(req_id, token_ids, max_tokens=max_tokens, **fields)
 
-    def open(self, req_id: str, token_ids: Sequence[int], max_tokens: int = 8) -> None:
-        self.send(req_id, token_ids, Op(OpKind.OPEN).to_extra_args(), max_tokens=max_tokens)
+    def open(self, req_id: str, token_ids: Sequence[int], max_tokens: int = 8, **fields: Any) -> None:
+        self.send(req_id, token_ids, Op(OpKind.OPEN).to_extra_args(), max_tokens=max_tokens, **fields)
 
     def append(self, req_id: str, token_ids: Sequence[int], *, last: bool = False) -> None:
         self.send(req_id, token_ids, Op(OpKind.APPEND, last=last).to_extra_args())

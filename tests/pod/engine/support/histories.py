@@ -13,9 +13,12 @@ from engines import BLOCK_SIZE, Engine, Shape
 from hypothesis import strategies as st
 from invariants import check_ended, check_scheduler
 
+from stream2llm_pod.engine.tenancy import TenantShare
+
 POLICIES = ("default", "fcfs", "lcas", "lcas-oldest", "mcps", "srpf", "auto")
 MAX_OUTPUT_TOKENS = 4
 HOST_BLOCKS = (0, 100, 1, 5)
+SHARES = (None, TenantShare("a", 1.0), TenantShare("b", 4.0), TenantShare("c", 0.25))
 _numbers = itertools.count()
 
 
@@ -52,6 +55,8 @@ class StreamHistory:
     seed: int
     output_tokens: int
     arrivals: tuple[Arrival, ...]
+    share: TenantShare | None = None
+    """Whose it is; nobody says so if None."""
 
     def prompts(self) -> list[list[int]]:
         """The prompt after the opening and after each arrival."""
@@ -132,13 +137,15 @@ def _streams(draw: Any) -> StreamHistory:
             arrivals.append(Arrival(end.kind, end.wait_steps, end.length, end.seed, end.keep_tokens, last=True))
         else:
             arrivals.append(Arrival(Kind.ABORT if ending == "abort" else Kind.FINISH, draw(_waits)))
+    output_tokens = draw(st.integers(1, MAX_OUTPUT_TOKENS))
     return StreamHistory(
-        draw(st.integers(0, 10)), length, seed, draw(st.integers(1, MAX_OUTPUT_TOKENS)), tuple(arrivals)
+        draw(st.integers(0, 10)), length, seed, output_tokens, tuple(arrivals), draw(st.sampled_from(SHARES))
     )
 
 
 def histories(*, most_streams: int = 6, second_runner: bool = False) -> st.SearchStrategy[History]:
-    """Small ones first: hypothesis shrinks towards one short stream on a synchronous engine with little memory."""
+    """Small ones first: hypothesis shrinks towards one short stream of nobody in particular on a synchronous engine
+    with little memory."""
     return st.builds(
         History,
         st.lists(_streams(), min_size=1, max_size=most_streams).map(tuple),
@@ -197,15 +204,15 @@ def _timeline(driver: Driver, names: list[str], history: History) -> list[tuple[
         prompts = stream.prompts()
         step = stream.start_step
         first = driver.open if stream.arrivals else driver.add
-        timeline.append((step, _call(first, name, prompts[0], stream.output_tokens)))
+        timeline.append((step, _call(first, name, prompts[0], stream.output_tokens, share=stream.share)))
         for arrival, prompt in zip(stream.arrivals, prompts[1:], strict=True):
             step += arrival.wait_steps
             timeline.append((step, _arrive(driver, name, arrival, prompt)))
     return timeline
 
 
-def _call(act: Callable[..., None], *args: Any) -> Callable[[], None]:
-    return lambda: act(*args)
+def _call(act: Callable[..., None], *args: Any, **fields: Any) -> Callable[[], None]:
+    return lambda: act(*args, **fields)
 
 
 def _arrive(driver: Driver, name: str, arrival: Arrival, prompt: list[int]) -> Callable[[], None]:

@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from stream2llm_pod.engine.tenancy import Tenants
 from stream2llm_pod.scheduling.ranking import RankIndex
 
 
@@ -125,7 +126,7 @@ def check_kept(scheduler: Any) -> None:
         # Due times whose request has ended are dropped when they come up.
         if name in _upstream_names() or name in ("_ageing", "settings", "counters"):
             continue
-        if isinstance(value, dict | set | list | RankIndex):
+        if isinstance(value, dict | set | list | RankIndex | Tenants):
             assert len(value) == 0, f"{name} still holds {value}"
 
 

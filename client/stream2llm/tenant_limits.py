@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_WEIGHT = 1_000.0
+MIN_WEIGHT = 0.001
+
+TENANT_ARGUMENT = "stream2llm_tenant"
+WEIGHT_ARGUMENT = "stream2llm_weight"
+"""In an engine request's extra arguments (vLLM's `vllm_xargs` over HTTP): whose it is, and that tenant's weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,14 @@ class TenantLimits:
     max_open_bytes: int = 0
 
 
+def checked_weight(value: float | bytes | str) -> float:
+    """The weight as a number. Raises ValueError for what is no number from `MIN_WEIGHT` to `MAX_WEIGHT`."""
+    weight = float(value)
+    if not (math.isfinite(weight) and MIN_WEIGHT <= weight <= MAX_WEIGHT):
+        raise ValueError(f"weight must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {value!r}")
+    return weight
+
+
 def read_limits(raw: Mapping[bytes, bytes]) -> tuple[TenantLimits, list[str]]:
     """The limits in a tenant's hash, and what in it is wrong; a wrong value counts as absent."""
     wrong = []
@@ -25,10 +38,7 @@ def read_limits(raw: Mapping[bytes, bytes]) -> tuple[TenantLimits, list[str]]:
     for name, value in raw.items():
         try:
             if name == b"weight":
-                given = float(value)
-                if not (math.isfinite(given) and 0 < given <= MAX_WEIGHT):
-                    raise ValueError
-                weight = given
+                weight = checked_weight(value)
             elif name == b"max_open_streams":
                 streams = _whole(value)
             elif name == b"max_open_bytes":
