@@ -22,6 +22,10 @@ BENCHES = {
         "stream2llm_bench.preemption.bench:BENCH",
         "recomputing, swapping and choosing by cost, in virtual time and with a real model",
     ),
+    "tenants": (
+        "stream2llm_bench.tenants.bench:BENCH",
+        "what a tenant waits beside one that floods the engine, and alone on its share, in virtual time",
+    ),
     "autoscale": (
         "stream2llm_bench.autoscale.bench:BENCH",
         "a day of bursty traffic, scaled on our signals, on the KV cache alone and on the queue alone",

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stream2llm.costprofile import CostProfile, Curve, ProfileKey
-from stream2llm_bench.preemption.replaying import Outcome, Replay, renew_scheduler
+from stream2llm_bench.preemption.replaying import Outcome, Replay
 from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload
+from stream2llm_bench.renewing import renew_scheduler
 from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
 
 BUDGET_TOKENS = 2048
@@ -134,8 +135,8 @@ class SharedEngine:
 
             return act
 
-        for when_s, *chunk in replay.arrivals:
-            time.at(start_s + when_s, arrive(start_s + when_s, *chunk))
+        for when_s, stream, number, tokens, last in replay.arrivals:
+            time.at(start_s + when_s, arrive(start_s + when_s, stream, number, tokens, last))
         time.run()
         outcome = replay.end()
         outcome.completion_s -= start_s
