@@ -17,7 +17,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from stream2llm.keys import PoolKeys, check_tenant
-from stream2llm_router.limits import MAX_WEIGHT
+from stream2llm.tenant_limits import MAX_WEIGHT
 
 logger = logging.getLogger(__name__)
 

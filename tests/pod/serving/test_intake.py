@@ -206,6 +206,23 @@ def test_a_stream_that_has_been_elsewhere_brings_what_was_sent(server: Any) -> N
     run(server, body)
 
 
+def test_a_stream_brings_its_tenants_weight(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        limits = router.keys.limits("default")
+        for number, raw in enumerate((None, "2.5", "heavy", "-1", "inf")):
+            if raw is not None:
+                router.client.hset(limits, "weight", raw)
+            router.open(f"s{number}", prompt="{context}")
+            await take_all(intake)
+        router.client.delete(limits)
+        router.client.set(limits, "of a foreign type")
+        router.open("s9", prompt="{context}")
+        await take_all(intake)
+        assert [session.adoption.weight for session in opened] == [1.0, 2.5, 1.0, 1.0, 1.0, 1.0]
+
+    run(server, body)
+
+
 def test_a_reply_that_is_not_whole_loses_the_stream(server: Any) -> None:
     async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
         router.open("s", prompt="{context}")

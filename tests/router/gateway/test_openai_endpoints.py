@@ -77,16 +77,26 @@ def test_a_heartbeat_names_a_server_and_nothing_else(url: str, expected: bool) -
 
 
 def test_what_a_tenant_sends_is_salted_with_its_name() -> None:
-    assert tenants_payload("/v1/completions", {"prompt": "x", "request_id": "a"}, "acme") == {
+    whose = {"stream2llm_tenant": "acme", "stream2llm_weight": 3.0}
+    assert tenants_payload("/v1/completions", {"prompt": "x", "request_id": "a"}, "acme", 3.0) == {
         "prompt": "x",
         "cache_salt": "acme",
+        "vllm_xargs": whose,
     }
-    assert tenants_payload("/v1/chat/completions", {"cache_salt": "own"}, "acme") == {"cache_salt": "acme:own"}
+    own_salt = tenants_payload("/v1/chat/completions", {"cache_salt": "own"}, "acme", 3.0)
+    assert own_salt == {"cache_salt": "acme:own", "vllm_xargs": whose}
     assert tenants_payload("/v1/embeddings", {"input": "x"}, "acme") == {"input": "x"}
     for payload, field in (({"cache_salt": 5}, "cache_salt"), ({"kv_transfer_params": {}}, "kv_transfer_params")):
         with pytest.raises(Problem) as caught:
             tenants_payload("/v1/completions", payload, "acme")
         assert (caught.value.status_code, caught.value.field) == (422, field)
+
+
+def test_nobody_chooses_its_tenant_or_weight_itself() -> None:
+    asked = {"stream2llm_tenant": "rival", "stream2llm_weight": 1000.0, "mine": 1}
+    payload = tenants_payload("/v1/completions", {"vllm_xargs": asked}, "acme", 0.5)
+    assert payload["vllm_xargs"] == {"mine": 1, "stream2llm_tenant": "acme", "stream2llm_weight": 0.5}
+    assert tenants_payload("/v1/completions", {"vllm_xargs": ["x"]}, "acme")["vllm_xargs"] == ["x"]
 
 
 @pytest.mark.e2e
@@ -97,7 +107,8 @@ def test_requests_and_models_pass(acme: Caller, pod: StandInPod) -> None:
     assert (answer.status_code, answer.json()["path"]) == (200, "/v1/chat/completions")
     assert answer.headers["x-request-id"] == "mine"
     seen = pod.requests[-1]
-    assert seen["payload"] == CHAT | {"cache_salt": "acme"}
+    whose = {"stream2llm_tenant": "acme", "stream2llm_weight": 1.0}
+    assert seen["payload"] == CHAT | {"cache_salt": "acme", "vllm_xargs": whose}
     headers = {name.lower(): value for name, value in seen["headers"].items()}
     assert "authorization" not in headers
     assert "cookie" not in headers
