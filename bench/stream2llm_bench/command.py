@@ -34,6 +34,9 @@ class BenchCommand:
         from stream2llm_bench.reporting import write
 
         if args.name == "list":
+            if args.options:
+                print(f"bench list takes no options, not {' '.join(args.options)}", file=sys.stderr)
+                return 2
             for name, (_, measures) in registry.BENCHES.items():
                 print(f"{name:10} {measures}")
             return 0

@@ -79,3 +79,9 @@ def test_every_registered_bench_is_one() -> None:
         bench = registry.load(name)
         assert bench.name == name
         bench.add_arguments(argparse.ArgumentParser())
+
+
+def test_list_ignores_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "list", "--foo"]) == 2
+    assert capsys.readouterr().err == "bench list takes no options, not --foo\n"
+    assert main(["bench", "list"]) == 0

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from stream2llm.commands.main import main
 from stream2llm_bench.demo.asking import Asked, Mode
 from stream2llm_bench.demo.command import figures, to_text
 
@@ -29,6 +30,13 @@ def test_text_shows_both_answers_and_the_ratio() -> None:
     assert "append: the same text\n  streaming: Soon.\n  waiting:   Soon.\n" in text
     assert "update: DIFFERENT TEXTS\n" in text
     assert "append  5.00       8.00     1.60                 equal" in text
+
+
+def test_an_unknown_policy_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--policy", "nope"])
+    assert ended.value.code == 2
+    assert "argument --policy: invalid choice: 'nope'" in capsys.readouterr().err
 
 
 @pytest.mark.e2e

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stream2llm_pod.scheduling.policies import POLICIES
+
 if TYPE_CHECKING:
     from stream2llm_bench.demo.asking import Asked, Mode
     from stream2llm_bench.progress import Say
@@ -25,7 +27,13 @@ class DemoCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print the figures as one JSON object on stdout")
-        parser.add_argument("--policy", default="srpf", help="scheduling policy of the pod (default srpf)")
+        parser.add_argument(
+            "--policy",
+            choices=list(POLICIES),
+            default="srpf",
+            metavar="P",
+            help=f"scheduling policy of the pod: {', '.join(POLICIES)} (default srpf)",
+        )
         parser.add_argument(
             "--seed",
             type=int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
 
 from stream2llm.commands.command import Command
 from stream2llm.commands.interrupting import exit_status
@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stream2llm", description="Streaming prefill for retrieval-augmented prompts."
     )
+    parser.add_argument("--version", action="version", version=f"stream2llm {version('stream2llm')}")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name in sorted(commands):
