@@ -17,7 +17,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from stream2llm.keys import PoolKeys, check_tenant
-from stream2llm.tenant_limits import MAX_WEIGHT
+from stream2llm.tenant_limits import MAX_WEIGHT, MIN_WEIGHT
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ def _tenant(i: int, entry: Any) -> DeclaredTenant:
     if unknown := sorted(set(entry) - {"name", "weight", "maxOpenStreams"}):
         raise ValueError(f"[{i}].{unknown[0]} is not known; there are name, weight and maxOpenStreams")
     name, weight, streams = check_tenant(entry["name"]), entry.get("weight", 1), entry.get("maxOpenStreams")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
-        raise ValueError(f"[{i}].weight must be a number above 0 and at most {MAX_WEIGHT:g}, not {weight!r}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ValueError(f"[{i}].weight must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {weight!r}")
     if streams is not None and (
         isinstance(streams, bool) or not isinstance(streams, int) or not 0 < streams <= 1_000_000
     ):

@@ -37,7 +37,7 @@ def test_what_a_file_says() -> None:
         ('[{"name": "A"}]', "tenant 'A' must be 1 to 63 of"),
         ('[{"name": "a"}, {"name": "a"}]', "tenant 'a' is there twice"),
         ('[{"name": "a", "wait": 1}]', r"\[0\].wait is not known; there are name, weight and maxOpenStreams"),
-        ('[{"name": "a", "weight": 0}]', r"\[0\].weight must be a number above 0 and at most 1000, not 0"),
+        ('[{"name": "a", "weight": 0}]', r"\[0\].weight must be a number from 0.001 to 1000, not 0"),
         ('[{"name": "a", "weight": NaN}]', r"\[0\].weight must be"),
         ('[{"name": "a", "weight": true}]', r"\[0\].weight must be"),
         ('[{"name": "a", "maxOpenStreams": 1.5}]', r"\[0\].maxOpenStreams must be a whole number"),
