@@ -17,7 +17,7 @@ KEY = ProfileKey("cpu", "model", "", "float32", "auto", None, 1, 32, 2048, "0.32
 
 def pooled(ttft_ms: list[float], recomputed_tokens: int = 0) -> Pooled:
     made = Pooled()
-    made.add(Outcome(ttft_ms, recomputed_tokens, {"recompute": 1, "swap": 2}))
+    made.add(Outcome(ttft_ms, recomputed_tokens=recomputed_tokens, preemptions={"recompute": 1, "swap": 2}))
     return made
 
 
@@ -27,7 +27,7 @@ def runs(cost_ms: float) -> dict[str, Pooled]:
 
 def test_runs_are_pooled() -> None:
     made = pooled([1.0, 2.0], 10)
-    made.add(Outcome([3.0], 5, {"swap": 1}))
+    made.add(Outcome([3.0], recomputed_tokens=5, preemptions={"swap": 1}))
     assert (made.ttft_ms, made.recomputed_tokens) == ([1.0, 2.0, 3.0], 15)
     assert made.preemptions == {"recompute": 1, "swap": 3}
     assert made.figures()["ttft_ms"] == {"p50": 2.0, "p95": 2.9, "p99": 2.98}

@@ -95,7 +95,7 @@ def test_streams_that_differ_only_in_arrival_and_name_are_equals_unless_arrival_
         ranked.key(StreamView(name, True, arrival_s, 5.0, 5.0, 100, 100), 6.0)
         for name, arrival_s in (("a", 1.0), ("b", 2.0))
     ]
-    assert (ranked.level(keys[0]) == ranked.level(keys[1])) is (policy not in ("default", "fcfs"))
+    assert (ranked.level(keys[0]) == ranked.level(keys[1])) is (policy not in ("default", "fcfs", "auto"))
     assert ranked.level(ranked.key(StreamView("a", True, 1.0, 5.0, 5.0, 100, 100), 6.0)) == ranked.level(keys[0])
 
 
