@@ -126,7 +126,9 @@ def test_nothing_else_of_a_pod_is_reached(acme: Caller, nobody: Caller, pod: Sta
     for path in ("/v1/load_lora_adapter", "/reset_prefix_cache", "/v1/responses", "/v1/../collective_rpc", "/ready"):
         assert acme.post(path, json={}).status_code == 404
     assert nobody.post("/v1/chat/completions", json=CHAT).status_code == 401
-    assert acme.post("/v1/chat/completions", content=b"[]").status_code == 422
+    json_type = {"Content-Type": "application/json"}
+    assert acme.post("/v1/chat/completions", content=b"[]", headers=json_type).status_code == 422
+    assert acme.post("/v1/chat/completions", content=b"[]").status_code == 415
     assert len(pod.requests) == before
 
 
