@@ -147,12 +147,14 @@ class Pool:
         pods: int,
         routers: int,
         simulation: dict[str, Any] | None = SIMULATION,
+        engine_arguments: tuple[str, ...] = (),
     ) -> None:
         self.redis = Redis(binary, folder)
         self.launcher = Launcher(ENVIRONMENT)
         serve = ["serve", "--model", str(model), "--redis", self.redis.url, "--host", "127.0.0.1", "--port", "{port}"]
         serve += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
         serve += ["--max-num-seqs", "128", "--retain-seconds", "30", "--drain-seconds", "6"]
+        serve += engine_arguments
         if simulation is not None:
             escaped = json.dumps({"simulation": simulation}).replace("{", "{{").replace("}", "}}")
             serve += ["--distributed-executor-backend", EXECUTOR, "--additional-config", escaped]

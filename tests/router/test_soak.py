@@ -10,6 +10,7 @@ import psutil
 import pytest
 from lone_router import KEYS, TENANT, Pool
 from prometheus_client import CollectorRegistry
+from slopes import slope
 
 from stream2llm.entries import Append, Finish
 from stream2llm_pod.serving import scripts
@@ -20,13 +21,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.long]
 SECONDS = float(os.environ.get("SOAK_SECONDS") or 600)
 STREAMS_A_SECOND = 20
 RETAIN_MS = 2_000
-
-
-def slope(points: list[tuple[float, float]]) -> float:
-    """Least-squares slope: units per second."""
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
 
 
 def end(pool: Pool, stream: str) -> None:
