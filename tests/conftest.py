@@ -115,3 +115,12 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serve
     folder.mkdir()
     with running(binary, folder) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Prometheus' own checker of rules and queries."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is missing: apt-get install prometheus")
+    return found

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from stream2llm.costprofile import CostProfile, Curve, ProfileKey
 
 if TYPE_CHECKING:
     from stream2llm_pod.engine.configuring import EngineSettings
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 BLOCK_SIZE = 32
 VOCABULARY = 32_000
+KV_BYTES_PER_TOKEN = 131_072
+"""Of Llama-3.1-8B in 16 bits: how much of a copy the staging buffer of the CUDA backend holds."""
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -26,6 +31,23 @@ MODEL = {
     "head_dim": 32,
     "torch_dtype": "float32",
 }
+
+
+def made_up_profile(
+    key: ProfileKey, lengths: Sequence[int], prefill_ms: Sequence[float], copy_ms: Sequence[float]
+) -> CostProfile:
+    """A profile of simulated hardware: ms of prefill, and of a copy each way, for these numbers of tokens."""
+    copy = Curve(tuple(lengths), tuple(round(ms, 4) for ms in copy_ms))
+    return CostProfile.of_engine(
+        key,
+        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
+        vllm_version=f"{key.vllm_minor}.0",
+        source="estimated",
+        measured_at="",
+        prefill=Curve(tuple(lengths), tuple(round(ms, 4) for ms in prefill_ms)),
+        swap_out=copy,
+        swap_in=copy,
+    )
 
 
 def make_core(

@@ -17,7 +17,7 @@ def crd(plural: str) -> Path:
     path = programs.cache() / f"{plural}-{pin['version']}.yaml"
     if path.exists():
         return path
-    command = [str(programs._go()), "mod", "download", "-json", f"{pin['module']}@{pin['version']}"]
+    command = [str(programs.go_program()), "mod", "download", "-json", f"{pin['module']}@{pin['version']}"]
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", "GOWORK": "off"}
     with tempfile.TemporaryDirectory() as folder:
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

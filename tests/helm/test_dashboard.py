@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,7 @@ def test_the_pods_own_metrics_are_found_in_the_sources() -> None:
     assert {"stream2llm_open_streams", "stream2llm_pod_draining", "stream2llm_intake_lag_seconds"} <= found
 
 
-def test_every_query_is_promql(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing: apt-get install prometheus")
+def test_every_query_is_promql(promtool: str, tmp_path: Path) -> None:
     queries = [query.replace("$__rate_interval", "1m") for query in expressions()]
     rules = [{"record": f"query:{i}", "expr": query} for i, query in enumerate(queries)]
     path = tmp_path / "queries.yaml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +16,6 @@ CHART = Path(__file__).resolve().parent.parent.parent / "helm" / "stream2llm"
 STEP_S = 15.0
 Series = dict[str, str]
 POOL = 'namespace="n",pool="p"'
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is missing: apt-get install prometheus")
-    return found
 
 
 def rules(folder: Path, speed: int = 1) -> Path:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from stream2llm.costprofile import CostProfile, Curve, ProfileKey
+from stream2llm.costprofile import CostProfile, ProfileKey
 from stream2llm_bench.preemption.replaying import Outcome, Replay
 from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload, blocks_for_a_third, most_open_tokens
 from stream2llm_bench.renewing import block_bytes, renew_scheduler
-from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
+from stream2llm_bench.simulated_core import BLOCK_SIZE, made_up_profile, make_core
 
 BUDGET_TOKENS = 2048
 LONGEST_TOKENS = 16_384
@@ -20,9 +20,6 @@ STEP_MS, TOKEN_MS, PAIR_MS = 4.0, 0.01, 1e-5
 """Of prefill: for a step, a token, and a token squared."""
 COPY_MS, COPIED_TOKEN_MS = 2.0, 0.02
 """Of a copy, each way: to start it, and for each token. The round trip costs as much as recomputing at 3,000 tokens."""
-
-KV_BYTES_PER_TOKEN = 131_072
-"""Of Llama-3.1-8B in 16 bits: how much of a copy the staging buffer of the CUDA backend holds."""
 
 SHORT = Kind(tokens=(200, 1200), chunks=(3, 8), gap_s=4.0)
 LONG = Kind(tokens=(5000, 12_000), chunks=(3, 8), gap_s=4.0)
@@ -43,17 +40,7 @@ def crossing_profile(key: ProfileKey, *, exchanged: bool = False) -> CostProfile
     copying = [COPY_MS + COPIED_TOKEN_MS * tokens for tokens in lengths]
     if exchanged:
         computing, copying = [2 * ms for ms in copying], [ms / 2 for ms in computing]
-    copy = Curve(lengths, tuple(round(ms, 4) for ms in copying))
-    return CostProfile.of_engine(
-        key,
-        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
-        vllm_version=f"{key.vllm_minor}.0",
-        source="estimated",
-        measured_at="",
-        prefill=Curve(lengths, tuple(round(ms, 4) for ms in computing)),
-        swap_out=copy,
-        swap_in=copy,
-    )
+    return made_up_profile(key, lengths, computing, copying)
 
 
 class VirtualEngine:

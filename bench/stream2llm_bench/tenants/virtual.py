@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stream2llm.costprofile import CostProfile, Curve, ProfileKey
+from stream2llm.costprofile import CostProfile, ProfileKey
 from stream2llm_bench.preemption.replaying import Outcome, Replay
 from stream2llm_bench.preemption.workloads import Arriving, Kind, Workload
 from stream2llm_bench.renewing import renew_scheduler
-from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
+from stream2llm_bench.simulated_core import BLOCK_SIZE, made_up_profile, make_core
 
 BUDGET_TOKENS = 2048
 LONGEST_TOKENS = 16_384
@@ -68,18 +68,9 @@ class Comparison:
 def linear_profile(key: ProfileKey, slowness: float = 1.0) -> CostProfile:
     """Everything takes `slowness` times as long."""
     lengths = tuple(BLOCK_SIZE << i for i in range(10))
-    prefill = tuple(round(slowness * (STEP_MS + TOKEN_MS * tokens), 4) for tokens in lengths)
-    copy = Curve(lengths, tuple(round(slowness * (COPY_MS + COPIED_TOKEN_MS * tokens), 4) for tokens in lengths))
-    return CostProfile.of_engine(
-        key,
-        kv_bytes_per_token=131_072,
-        vllm_version=f"{key.vllm_minor}.0",
-        source="estimated",
-        measured_at="",
-        prefill=Curve(lengths, prefill),
-        swap_out=copy,
-        swap_in=copy,
-    )
+    prefill_ms = [slowness * (STEP_MS + TOKEN_MS * tokens) for tokens in lengths]
+    copy_ms = [slowness * (COPY_MS + COPIED_TOKEN_MS * tokens) for tokens in lengths]
+    return made_up_profile(key, lengths, prefill_ms, copy_ms)
 
 
 class SharedEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -49,10 +48,7 @@ def test_half_of_the_mature_pods_decide() -> None:
 
 
 @pytest.mark.kubernetes
-def test_the_rules_say_the_same(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing: apt-get install prometheus")
+def test_the_rules_say_the_same(promtool: str, tmp_path: Path) -> None:
     # Two pods too small for what comes, then three more.
     streams = list(reversed(replace(Traffic(), night=1.0, peak_per_s=1.2).draw(3, 0.6)))
     fleet, signals = Fleet(replace(Hardware(), kv_tokens=70_000), 2), Signals()
