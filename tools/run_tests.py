@@ -2,8 +2,8 @@
 
 usage: run_tests.py [PART...]      without arguments: everything but `kubernetes` and `long`
 
-Two lanes, because two parts that each start engines would fight for cores and memory: light parts in one, heavy ones in
-the other. Each part's output appears as one block when it ends; meanwhile a line a minute says what is at work.
+Two parts run at a time, each next one as soon as one ends; but never two that start real engines, which would fight for
+cores and memory. Each part's output appears as one block when it ends; meanwhile a line a minute says what is at work.
 """
 
 import os
@@ -31,6 +31,7 @@ class Part:
     name: str
     command: tuple[str, ...]
     limit_minutes: float
+    starts_engines: bool = False
 
 
 @dataclass(slots=True)
@@ -45,13 +46,20 @@ class Result:
         return self.status == 0
 
 
-def pytest_part(name: str, markers: str, limit_minutes: float, *, within: tuple[str, ...] = ()) -> Part:
+def pytest_part(
+    name: str,
+    markers: str,
+    limit_minutes: float,
+    *arguments: str,
+    within: tuple[str, ...] = (),
+    starts_engines: bool = False,
+) -> Part:
     """A part that runs the tests with these markers. A part without tests fails: something was lost.
 
     `within` is a command that runs what follows it, with something changed.
     """
-    command = (*within, sys.executable, "-m", "pytest", "--timeout=1200", "--durations=5", "-m", markers)
-    return Part(name, command, limit_minutes)
+    command = (*within, sys.executable, "-m", "pytest", "--timeout=1200", "--durations=5", "-m", markers, *arguments)
+    return Part(name, command, limit_minutes, starts_engines)
 
 
 LINT = Part("lint", ("tools/lint.sh",), 10)
@@ -65,25 +73,34 @@ DRIFT = pytest_part(
     within=("env", "STREAM2LLM_TEST_HISTORIES=100", "tools/with_vllm_sources.sh"),
 )
 KUBERNETES = pytest_part("kubernetes", "kubernetes and not long", 45)
-ENGINE = pytest_part("engine", "engine and not e2e and not long", 40)
-E2E = pytest_part("e2e", "e2e and not long", 45)
-LONG = pytest_part("long", "long", 240)
+ENGINE = pytest_part("engine", "engine and not e2e and not long", 40, starts_engines=True)
+# Delivery runs on the simulated executor (its few real pods are tiny), so it may run beside real engines.
+DELIVERY_FOLDERS = ("tests/router", "tests/chaos")
+DELIVERY = pytest_part("delivery", "e2e and not long", 30, *DELIVERY_FOLDERS)
+E2E = pytest_part(
+    "e2e", "e2e and not long", 45, *(f"--ignore={folder}" for folder in DELIVERY_FOLDERS), starts_engines=True
+)
+LONG = pytest_part("long", "long", 240, starts_engines=True)
 
-LANES: tuple[tuple[Part, ...], ...] = ((LINT, FAST, SIMULATED, DRIFT), (ENGINE, E2E))
-PARTS = {part.name: part for part in (LINT, FAST, SIMULATED, DRIFT, KUBERNETES, ENGINE, E2E, LONG)}
+EVERYDAY: tuple[Part, ...] = (LINT, ENGINE, FAST, E2E, DELIVERY, SIMULATED, DRIFT)
+PARTS = {part.name: part for part in (*EVERYDAY, KUBERNETES, LONG)}
+AT_A_TIME = 2
 
 
 class Runner:
-    """Runs lanes of parts in threads of this process and keeps the terminal readable."""
+    """Runs parts in threads of this process and keeps the terminal readable."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self.results: list[Result] = []
         self._terminal = threading.Lock()
         self._running: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
+        self._waiting = list(parts)
+        self._engines_at_work = False
+        self._turn = threading.Condition()
 
-    def run(self, lanes: Sequence[Sequence[Part]]) -> None:
-        """Runs all lanes at once, the parts of a lane in order, to the end even after a failure."""
-        threads = [threading.Thread(target=self._run_lane, args=(lane,), daemon=True) for lane in lanes if lane]
+    def run(self) -> None:
+        """Runs all parts, `AT_A_TIME` at once and begun in order, to the end even after a failure."""
+        threads = [threading.Thread(target=self._run_parts, daemon=True) for _ in range(AT_A_TIME)]
         for thread in threads:
             thread.start()
         next_word = time.monotonic() + 60
@@ -106,9 +123,26 @@ class Runner:
     def _snapshot(self) -> list[tuple[str, tuple[float, subprocess.Popen[bytes]]]]:
         return list(self._running.items())
 
-    def _run_lane(self, lane: Sequence[Part]) -> None:
-        for part in lane:
-            self.results.append(self._run_part(part))
+    def _run_parts(self) -> None:
+        while (part := self._next()) is not None:
+            try:
+                self.results.append(self._run_part(part))
+            finally:
+                with self._turn:
+                    self._engines_at_work &= not part.starts_engines
+                    self._turn.notify_all()
+
+    def _next(self) -> Part | None:
+        """Takes the first waiting part that may start now, and waits for one; None if none is left."""
+        with self._turn:
+            while self._waiting:
+                for part in self._waiting:
+                    if not (part.starts_engines and self._engines_at_work):
+                        self._waiting.remove(part)
+                        self._engines_at_work |= part.starts_engines
+                        return part
+                self._turn.wait()
+            return None
 
     def _run_part(self, part: Part) -> Result:
         self.say(f"test: {part.name} starts")
@@ -161,8 +195,9 @@ def closing_lines(results: Sequence[Result], seconds: float) -> str:
     total: dict[str, int] = {}
     rows = [f"{'part':<12}{'minutes':>8}  result"]
     for result in results:
-        figures = [f"{number} {word}" for word, number in result.counts.items()]
-        verdict = ", ".join(["ok" if result.passed else "FAILED", *figures])
+        verdict = ", ".join(
+            ["ok" if result.passed else "FAILED", *(f"{number} {word}" for word, number in result.counts.items())]
+        )
         rows.append(f"{result.part.name:<12}{result.seconds / 60:>8.1f}  {verdict}")
         for word, number in result.counts.items():
             total[word] = total.get(word, 0) + number
@@ -180,12 +215,11 @@ def main() -> int:
     if unknown:
         print(f"test: no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    lanes = [[PARTS[name] for name in names]] if names else LANES
-    runner = Runner()
+    runner = Runner([PARTS[name] for name in names] if names else EVERYDAY)
     started = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        runner.run(lanes)
+        runner.run()
     except (KeyboardInterrupt, SystemExit):
         runner.stop()
         print("test: interrupted", file=sys.stderr)

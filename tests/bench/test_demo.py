@@ -39,9 +39,19 @@ def test_an_unknown_policy_is_refused_before_anything_starts(capsys: pytest.Capt
     assert "argument --policy: invalid choice: 'nope'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pages", ["1", "11", "many", "-3", ""])
+def test_an_impossible_number_of_pages_is_refused_with_the_limits(
+    pages: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", f"--pages={pages}"])
+    assert ended.value.code == 2
+    assert f"argument --pages: {pages!r} is not a number of pages from 2 to 10" in capsys.readouterr().err
+
+
 @pytest.mark.e2e
 def test_both_ways_of_asking_give_the_same_answer() -> None:
-    command = [sys.executable, "-m", "stream2llm.commands.main", "demo", "--json"]
+    command = [sys.executable, "-m", "stream2llm.commands.main", "demo", "--json", "--pages", "3"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert ran.returncode == 0, ran.stderr
     printed = json.loads(ran.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -150,3 +151,51 @@ def test_the_measured_ones_name_how_they_were_made() -> None:
         assert profile.measured_at
         assert list(profile.prefill.ms) == sorted(profile.prefill.ms)
         assert len(profile.prefill.mad_ms) == len(profile.prefill.tokens)
+
+
+METADATA = {"model_name": "org/model", "tensor_parallel_size": 2}
+RECOMPUTE = {"recomputation_latencies": {"1024": [30.0, 31.0, 35.0], "16": [8.0, 8.5, 9.0]}, "metadata": METADATA}
+SWAP = {
+    "swap_out_latency": {"16": [1.0, 2.0], "1024": [5.0, 4.0]},
+    "swap_in_latency": {"16": [1.0, 1.5], "1024": [3.0, 4.0]},
+    "metadata": METADATA,
+}
+ENGINE = ["--gpu=NVIDIA-H200", "--model=org/model", "--tensor-parallel-size=2", "--max-num-batched-tokens=8192"]
+ENGINE += ["--kv-bytes-per-token=131072", "--vllm-version=0.33.0"]
+
+
+def latency_files(folder: Path, recompute: str = "", swap: str = "") -> list[str]:
+    (folder / "recompute.json").write_text(recompute or json.dumps(RECOMPUTE))
+    (folder / "swap.json").write_text(swap or json.dumps(SWAP))
+    return [str(folder / "recompute.json"), str(folder / "swap.json")]
+
+
+def test_the_artifacts_files_become_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("import_artifact").main([*latency_files(tmp_path), *ENGINE]) == 0
+    profile = parse_profile(capsys.readouterr().out)
+    assert profile.source == "imported"
+    assert profile.gpu == "NVIDIA-H200"
+    assert profile.prefill.points == [(16, 8.5), (1024, 31.0)]
+    assert profile.swap_out.points == [(16, 2.0), (1024, 5.0)]
+    assert profile.swap_in.points == [(16, 1.5), (1024, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "swap", "more", "message"),
+    [
+        ("{", "", [], "recompute.json: Expecting property name"),
+        ("[" * 100_000, "", [], "recompute.json: "),
+        ("", "[]", [], "swap.json: is no JSON object"),
+        ("", '{"metadata": {}}', [], "swap_out_latency: is missing"),
+        ("", "", ["--model=org/other"], "recompute.metadata.model_name: is 'org/model', this engine has 'org/other'"),
+        ("", "", ["--tensor-parallel-size=0"], "--tensor-parallel-size must be at least 1, not 0"),
+        ("", "", ["--vllm-version=new"], "vLLM version 'new' does not begin with two numbers"),
+    ],
+)
+def test_what_cannot_be_imported_is_told(
+    recompute: str, swap: str, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script("import_artifact").main([*latency_files(tmp_path, recompute, swap), *ENGINE, *more])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

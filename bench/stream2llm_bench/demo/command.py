@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from stream2llm_bench.demo.asking import Asked, Mode
     from stream2llm_bench.progress import Say
 
-PAGES = 8
+DEFAULT_PAGES = 8
 QUESTION = "How soon does the first token of the answer come?"
 DEFAULT_SEED = 1
+MIN_PAGES = 2
+"""One page that arrives is a prompt that arrives: there is nothing to stream."""
+MAX_PAGES = 10
+"""About 3,000 tokens; the longest prompt of the pool has 4,096."""
 
 
 class DemoCommand:
@@ -41,6 +45,13 @@ class DemoCommand:
             metavar="N",
             help=f"of the pages' delays (default {DEFAULT_SEED})",
         )
+        parser.add_argument(
+            "--pages",
+            type=_pages,
+            default=DEFAULT_PAGES,
+            metavar="N",
+            help=f"pages to crawl, {MIN_PAGES} to {MAX_PAGES} (default {DEFAULT_PAGES})",
+        )
         parser.add_argument("--question", default=QUESTION, help=f"asked about the pages (default: {QUESTION!r})")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -61,6 +72,12 @@ class DemoCommand:
             print("stream2llm demo: the answers differ, which must not happen", file=sys.stderr)
             return 1
         return 0
+
+
+def _pages(text: str) -> int:
+    if not text.isdecimal() or not MIN_PAGES <= int(text) <= MAX_PAGES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of pages from {MIN_PAGES} to {MAX_PAGES}")
+    return int(text)
 
 
 def figures(asked: dict[Mode, tuple[Asked, Asked]]) -> dict[str, Any]:
@@ -117,10 +134,10 @@ def _run(args: argparse.Namespace, say: Say) -> dict[Mode, tuple[Asked, Asked]]:
     from stream2llm_bench.requiring import check_vllm_can_load
 
     check_vllm_can_load()
-    pages = load_pages(documentation_folder(), PAGES)
+    pages = load_pages(documentation_folder(), args.pages)
     model: Path = ensure_model(say)
     ranking = rank(args.question, {index: f"{page.title} {page.text}" for index, page in enumerate(pages)})
-    delays_s = page_delays(args.seed, PAGES)
+    delays_s = page_delays(args.seed, args.pages)
     asked = {}
     with (
         work_folder(say) as work,
@@ -134,7 +151,7 @@ def _run(args: argparse.Namespace, say: Say) -> dict[Mode, tuple[Asked, Asked]]:
             pair = []
             for streaming in (True, False):
                 way = "streaming" if streaming else "waiting"
-                say(f"{mode}, {way}: {PAGES} pages, {sum(delays_s):.1f} s of crawling")
+                say(f"{mode}, {way}: {args.pages} pages, {sum(delays_s):.1f} s of crawling")
                 pair.append(asker.ask(mode, streaming=streaming))
                 say(f"    {pair[-1].first_token_s:5.1f} s  first token")
             asked[mode] = (pair[0], pair[1])
