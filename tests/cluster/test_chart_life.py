@@ -11,8 +11,8 @@ import pytest
 from chart import CHART, helm
 from images import reference
 from node import NODE, RealCluster
-from operator_process import wait_for
 from pools import NAME, Pool
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

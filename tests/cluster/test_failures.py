@@ -7,8 +7,8 @@ from typing import Any
 import cpu_pool
 import pytest
 from images import reference
-from operator_process import wait_for
 from pools import Pool
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

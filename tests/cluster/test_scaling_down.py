@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import cpu_pool
 import pytest
 from images import reference
-from operator_process import wait_for
 from pools import NAME, Pool
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

@@ -6,7 +6,8 @@ import json
 import time
 from typing import Any
 
-from operator_process import RunningOperator, wait_for
+from operator_process import RunningOperator
+from waiting import wait_for
 
 CHILDREN = {
     *("ServiceAccount/pool", "ServiceAccount/pool-router", "NetworkPolicy/pool", "NetworkPolicy/pool-router"),

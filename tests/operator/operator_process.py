@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -67,12 +66,3 @@ class RunningOperator:
         except OSError:
             return 0.0
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
-
-
-def wait_for(what: str, holds: object, timeout_s: float = 60.0) -> None:
-    """Returns once `holds()` is true; AssertionError with `what` if it never is."""
-    assert callable(holds)
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.1)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from acting import CHILDREN, MANAGED, children, condition, finish, get, jobs, make_ready, serving, settled
-from operator_process import RunningOperator, wait_for
+from operator_process import RunningOperator
 from profiles import profile_text
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from acting import CHILDREN, children, get
-from operator_process import RunningOperator, wait_for
+from operator_process import RunningOperator
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

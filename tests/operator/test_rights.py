@@ -12,8 +12,9 @@ import programs
 import pytest
 import yaml
 from acting import CHILDREN, children, condition, finish, jobs
-from operator_process import RunningOperator, wait_for
+from operator_process import RunningOperator
 from profiles import profile_text
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

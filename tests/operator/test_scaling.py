@@ -10,7 +10,8 @@ from typing import Any
 import foreign_crds
 import pytest
 from acting import condition, get, make_ready, settled
-from operator_process import RunningOperator, wait_for
+from operator_process import RunningOperator
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

@@ -6,16 +6,15 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from server_binaries import redis_binary
+from waiting import wait_for
 
 from stream2llm.client import Client
 from stream2llm.connecting import connect
@@ -29,16 +28,7 @@ pytestmark = pytest.mark.redis
 TENANT = "default"
 POOLS = ("tests/one", "tests/two")
 CHUNKS = 300
-
-
-def eventually(what: Callable[[], Any], describe: str) -> None:
-    give_up_s = time.monotonic() + 90
-    while True:
-        with suppress(RedisError):
-            if what():
-                return
-        assert time.monotonic() < give_up_s, describe
-        time.sleep(0.1)
+DESPITE = (RedisError,)
 
 
 class Cluster:
@@ -55,11 +45,11 @@ class Cluster:
             command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000", "--appendonly", "no"]
             command += ["--logfile", str(home / "log")]
             self.processes.append(subprocess.Popen(command))
-        eventually(self._answer, "nodes do not answer")
+        wait_for("the nodes answer", self._answer, despite=DESPITE)
         for i, (low, high) in enumerate(((0, 5460), (5461, 10922), (10923, 16383))):
             self.node(i).execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
             self.node(0).execute_command("CLUSTER", "MEET", "127.0.0.1", self.ports[i])
-        eventually(lambda: all(self._whole(i) for i in range(3)), "the cluster does not form")
+        wait_for("the cluster forms", lambda: all(self._whole(i) for i in range(3)), despite=DESPITE)
 
     def _answer(self) -> bool:
         for port, process in zip(self.ports, self.processes, strict=True):
@@ -136,7 +126,11 @@ def test_two_pools_and_a_slot_that_moves_under_load(cluster: Cluster) -> None:
     stop = threading.Event()
     threads = []
     for keys in pools:
-        eventually(lambda keys=keys: register_pod(connect(cluster.url), keys) is None, "the pool cannot be written to")
+        wait_for(
+            "the pool can be written to",
+            lambda keys=keys: register_pod(connect(cluster.url), keys) is None,
+            despite=DESPITE,
+        )
         router = Forwarder(
             connect(cluster.url, retries=0), keys, RouterMetrics(keys.pool, CollectorRegistry()), block_ms=50
         )
@@ -150,9 +144,10 @@ def test_two_pools_and_a_slot_that_moves_under_load(cluster: Cluster) -> None:
             for keys in pools:
                 entry = Append("s", text=f"t{number}") if number else Open("s", prompt="{context}")
                 # A try that fails in a way that leaves open whether it was written would be sent with a chunk id.
-                eventually(
-                    lambda keys=keys, entry=entry: clients[keys.pool].xadd(keys.ingress(TENANT), encode(entry)),
+                wait_for(
                     "the producer cannot write",
+                    lambda keys=keys, entry=entry: clients[keys.pool].xadd(keys.ingress(TENANT), encode(entry)),
+                    despite=DESPITE,
                 )
                 sent[keys.pool].append(f"t{number}" if number else "")
             if number == CHUNKS // 3:
@@ -160,7 +155,11 @@ def test_two_pools_and_a_slot_that_moves_under_load(cluster: Cluster) -> None:
         move.join()
         for keys in pools:
             client = connect(cluster.url)
-            eventually(lambda keys=keys, client=client: client.xlen(keys.ingress(TENANT)) == 0, "entries are left")
+            wait_for(
+                "no entries are left",
+                lambda keys=keys, client=client: client.xlen(keys.ingress(TENANT)) == 0,
+                despite=DESPITE,
+            )
             entries = [fields for _, fields in client.xrange(keys.entries(TENANT, "s"))]
             log = [fields for _, fields in client.xrange(keys.log("pod", "i"))]
             assert [fields.get(b"text", b"").decode() for fields in entries] == sent[keys.pool]

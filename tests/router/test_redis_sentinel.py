@@ -7,8 +7,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import redis
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 from server_binaries import redis_binary
+from waiting import wait_for
 
 from stream2llm.connecting import connect, connect_async
 from stream2llm.entries import Append, Open, encode
@@ -29,16 +29,7 @@ from stream2llm_router.metrics import RouterMetrics
 pytestmark = pytest.mark.redis
 KEYS = PoolKeys("tests/sentinel")
 TENANT = "default"
-
-
-def eventually(what: Callable[[], Any], describe: str) -> Any:
-    give_up_s = time.monotonic() + 90
-    while True:
-        with suppress(RedisError, OSError):
-            if found := what():
-                return found
-        assert time.monotonic() < give_up_s, describe
-        time.sleep(0.1)
+DESPITE = (RedisError, OSError)
 
 
 class Watched:
@@ -55,7 +46,11 @@ class Watched:
                 command += ["--replicaof", "127.0.0.1", str(self.primary_port)]
             self.processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         replica = redis.Redis(port=self.replica_port, protocol=2)
-        eventually(lambda: replica.info("replication").get("master_link_status") == "up", "the replica does not sync")
+        wait_for(
+            "the replica syncs",
+            lambda: replica.info("replication").get("master_link_status") == "up",
+            despite=DESPITE,
+        )
         configuration = folder / "sentinel.conf"
         configuration.write_text(
             f"port {self.sentinel_port}\nbind 127.0.0.1\ndir {folder}\n"
@@ -65,7 +60,11 @@ class Watched:
         command = ["redis-server", str(configuration), "--sentinel"]
         self.processes["sentinel"] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         sentinel = redis.Redis(port=self.sentinel_port, protocol=2)
-        eventually(lambda: sentinel.execute_command("SENTINEL", "REPLICAS", "main"), "the sentinel sees no replica")
+        wait_for(
+            "the sentinel sees the replica",
+            lambda: sentinel.execute_command("SENTINEL", "REPLICAS", "main"),
+            despite=DESPITE,
+        )
 
     @property
     def url(self) -> str:
@@ -112,13 +111,13 @@ def test_a_fail_over(watched: Watched) -> None:
     try:
         fields: dict[Any, Any] = encode(Open("s", prompt="{context}"))
         client.xadd(KEYS.ingress(TENANT), fields)
-        eventually(lambda: client.xlen(KEYS.entries(TENANT, "s")) == 1, "the open is not forwarded")
+        wait_for("the open is forwarded", lambda: client.xlen(KEYS.entries(TENANT, "s")) == 1, despite=DESPITE)
         client.wait(1, 5_000)
         watched.processes["primary"].kill()
         watched.processes["primary"].wait()
         chunk: dict[Any, Any] = encode(Append("s", text="after", chunk="c"))
-        eventually(lambda: client.xadd(KEYS.ingress(TENANT), chunk), "nobody takes over")
-        eventually(lambda: watched.replica().xlen(KEYS.entries(TENANT, "s")) == 2, "the router does not go on")
+        wait_for("the replica takes over", lambda: client.xadd(KEYS.ingress(TENANT), chunk), despite=DESPITE)
+        wait_for("the router goes on", lambda: watched.replica().xlen(KEYS.entries(TENANT, "s")) == 2, despite=DESPITE)
     finally:
         stop.set()
         thread.join()

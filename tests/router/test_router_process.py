@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis
+from waiting import wait_for
 
 from stream2llm.entries import Append, Finish, Open, encode
 from stream2llm.errors import ErrorCode
@@ -31,16 +31,6 @@ TENANT = "default"
 POD, INCARNATION = "pod-0", "aa"
 WAIT_S = 60.0
 STREAMS = [f"s{i}" for i in range(8)]
-
-
-def eventually(what: Callable[[], Any], describe: str) -> Any:
-    give_up_s = time.monotonic() + WAIT_S
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < give_up_s, f"not within {WAIT_S:.0f} s: {describe}"
-        time.sleep(0.02)
 
 
 class Router:
@@ -144,7 +134,7 @@ class Producer:
 
     def check(self, client: redis.Redis) -> None:
         """Nothing that was acknowledged is lost, doubled or out of order, in the log and in the entries."""
-        eventually(lambda: client.xlen(KEYS.ingress(TENANT)) == 0, "ingress is empty")
+        wait_for("ingress is empty", lambda: client.xlen(KEYS.ingress(TENANT)) == 0)
         logged: dict[str, list[dict[bytes, bytes]]] = defaultdict(list)
         for _, fields in client.xrange(KEYS.log(POD, INCARNATION)):
             logged[fields[b"stream"].decode()].append(fields)
@@ -171,7 +161,7 @@ def test_ten_kills_lose_double_and_reorder_nothing(server: Any, client: redis.Re
         for _ in range(10):
             before = forwarded(client)
             router = start()
-            eventually(lambda before=before: forwarded(client) > before + 50, "50 entries are forwarded")
+            wait_for("50 entries are forwarded", lambda before=before: forwarded(client) > before + 50)
             router.kill()
             lapse(client)
         start()
@@ -182,19 +172,19 @@ def test_a_stopped_router_that_comes_back_is_fenced(server: Any, client: redis.R
     beat(client)
     first, second = start(), start()
     for router in (first, second):
-        eventually(lambda router=router: router.get("/status.json")[0] == 200, "it answers")
+        wait_for("it answers", lambda router=router: router.get("/status.json")[0] == 200)
     ids = {json.loads(router.get("/status.json")[1])["router"]: router for router in (first, second)}
     with Producer(server) as producer:
         for _ in range(4):
-            eventually(lambda: client.exists(KEYS.lease(TENANT)), "somebody holds the lease")
+            wait_for("somebody holds the lease", lambda: client.exists(KEYS.lease(TENANT)))
             before = forwarded(client)
-            eventually(lambda before=before: forwarded(client) > before + 50, "50 entries are forwarded")
+            wait_for("50 entries are forwarded", lambda before=before: forwarded(client) > before + 50)
             holder = ids[client.hget(KEYS.lease(TENANT), "router").decode()]  # type: ignore[union-attr]
             os.kill(holder.process.pid, signal.SIGSTOP)
             lapse(client)
-            eventually(lambda: client.exists(KEYS.lease(TENANT)), "the standby takes over")
+            wait_for("the standby takes over", lambda: client.exists(KEYS.lease(TENANT)))
             before = forwarded(client)
-            eventually(lambda before=before: forwarded(client) > before + 50, "the standby forwards")
+            wait_for("the standby forwards", lambda before=before: forwarded(client) > before + 50)
             os.kill(holder.process.pid, signal.SIGCONT)
     producer.check(client)
     assert first.process.poll() is None
@@ -209,7 +199,7 @@ def test_a_restart_of_redis_is_survived(tmp_path: Path, start: Any, own_server: 
         for _ in range(3):
             with own_server.client() as client:
                 before = forwarded(client)
-                eventually(lambda c=client, b=before: forwarded(c) > b + 50, "50 entries are forwarded")
+                wait_for("50 entries are forwarded", lambda c=client, b=before: forwarded(c) > b + 50)
             own_server.restart()
     with own_server.client() as client:
         producer.check(client)
@@ -244,7 +234,7 @@ def test_poison_stops_nothing(client: redis.Redis, start: Any) -> None:
         client.xadd(KEYS.ingress(TENANT), fields)
         client.xadd(KEYS.ingress(TENANT), encode(Append("good", text=f"after {number}")))
     client.xadd(KEYS.ingress(TENANT), encode(Finish("good")))
-    eventually(lambda: client.xlen(KEYS.ingress(TENANT)) == 0, "ingress is empty")
+    wait_for("ingress is empty", lambda: client.xlen(KEYS.ingress(TENANT)) == 0)
     assert router.process.poll() is None
     entries = [fields for _, fields in client.xrange(KEYS.entries(TENANT, "good"))]
     texts = [fields.get(b"text") for fields in entries]
@@ -280,10 +270,10 @@ def test_one_tenants_broken_keys_do_not_stop_another(client: redis.Redis, start:
     client.xadd(KEYS.ingress("leaseless"), encode(Open("s", prompt="{context}")))
     router = start()
     client.xadd(KEYS.ingress("good"), encode(Open("s", prompt="{context}")))
-    eventually(lambda: client.exists(KEYS.route("good", "s")), "the other tenant is served")
+    wait_for("the other tenant is served", lambda: client.exists(KEYS.route("good", "s")))
     client.delete(KEYS.ingress("broken"))
     client.xadd(KEYS.ingress("broken"), encode(Open("s", prompt="{context}")))
-    eventually(lambda: client.exists(KEYS.route("broken", "s")), "the mended tenant is served")
+    wait_for("the mended tenant is served", lambda: client.exists(KEYS.route("broken", "s")))
     assert client.xlen(KEYS.ingress("leaseless")) == 1
     assert "Bad:Name" in router.said()
 
@@ -291,7 +281,7 @@ def test_one_tenants_broken_keys_do_not_stop_another(client: redis.Redis, start:
 def test_http_and_a_graceful_end(client: redis.Redis, start: Any) -> None:
     beat(client)
     router = start()
-    eventually(lambda: router.get("/health")[0] == 200, "it is healthy")
+    wait_for("it is healthy", lambda: router.get("/health")[0] == 200)
     status = json.loads(router.get("/status.json")[1])
     assert status["pool"] == KEYS.pool
     assert status["redis_reachable"] is True
@@ -352,15 +342,15 @@ def test_a_password_that_changes_under_it_is_waited_out_and_named(
 ) -> None:
     beat(client)
     router = start()
-    eventually(lambda: client.exists(KEYS.lease(TENANT)), "it holds the lease")
+    wait_for("it holds the lease", lambda: client.exists(KEYS.lease(TENANT)))
     client.config_set("requirepass", "new")
     try:
         client.client_kill_filter(_type="normal", skipme=True)
-        eventually(lambda: "STREAM2LLM_REDIS_PASSWORD or --redis-password-file" in router.said(), "it names the remedy")
+        wait_for("it names the remedy", lambda: "STREAM2LLM_REDIS_PASSWORD or --redis-password-file" in router.said())
     finally:
         client.config_set("requirepass", "")
     client.xadd(KEYS.ingress(TENANT), encode(Open("s", prompt="{context}")))
-    eventually(lambda: client.exists(KEYS.route(TENANT, "s")), "it serves again")
+    wait_for("it serves again", lambda: client.exists(KEYS.route(TENANT, "s")))
     assert router.process.poll() is None
 
 
@@ -394,8 +384,8 @@ def test_bad_arguments_are_explained(tmp_path: Path, arguments: list[str], words
 def test_it_waits_for_a_redis_that_is_not_there(tmp_path: Path) -> None:
     router = Router(f"redis://127.0.0.1:{free_port()}", tmp_path)
     try:
-        eventually(lambda: "cannot be reached yet" in router.said(), "it says that Redis is away")
-        eventually(lambda: router.get("/health")[0] == 503, "it says so over HTTP")
+        wait_for("it says that Redis is away", lambda: "cannot be reached yet" in router.said())
+        wait_for("it says so over HTTP", lambda: router.get("/health")[0] == 503)
         assert json.loads(router.get("/status.json")[1])["redis_reachable"] is False
         router.process.send_signal(signal.SIGTERM)
         assert router.process.wait(30) == 0

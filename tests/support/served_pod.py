@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from waiting import wait_for
 
 from stream2llm.keys import PoolKeys
 from stream2llm_bench.demo.ports import free_port
@@ -26,16 +25,6 @@ MESSAGES = [
     {"role": "user", "content": "Documents:\n{context}\n\nQuestion: what does it say?"},
 ]
 COMMAND = [sys.executable, "-c", "from stream2llm.commands.main import main; raise SystemExit(main())"]
-
-
-def wait_for(what: str, done: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Poll until `done()` is true; its value."""
-    give_up_s = time.monotonic() + timeout_s
-    while not (value := done()):
-        if time.monotonic() > give_up_s:
-            pytest.fail(f"{what}: not within {timeout_s} s")
-        time.sleep(0.02)
-    return value
 
 
 @dataclass

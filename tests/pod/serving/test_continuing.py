@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from served_pod import MESSAGES, Pod, StandInRouter, answer_ids, answer_text, wait_for
+from served_pod import MESSAGES, Pod, StandInRouter, answer_ids, answer_text
+from waiting import wait_for
 
 from stream2llm.events import Accepted, Token, encode
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from served_pod import COMMAND, MESSAGES, Pod, StandInRouter, answer_ids, answer_text, kill, start_pod, wait_for
+from served_pod import COMMAND, MESSAGES, Pod, StandInRouter, answer_ids, answer_text, kill, start_pod
+from waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from served_pod import COMMAND, kill, wait_for
+from served_pod import COMMAND, kill
+from waiting import wait_for
 
 from stream2llm_bench.demo.ports import free_port
 from stream2llm_pod.serving.command import PLUGIN_NAME

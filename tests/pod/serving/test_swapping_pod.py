@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served_pod import Pod, answer_ids, kill, start_pod, wait_for
+from served_pod import Pod, answer_ids, kill, start_pod
+from waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine]
 

@@ -14,20 +14,13 @@ import pytest
 from http_caller import KEYS, POOL, Caller, sse
 from running_router import RunningRouter, running_router
 from standin_pod import StandInPod
+from waiting import wait_for
 
 from stream2llm import Client
 
 pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 WAIT_S = 90.0
 OPEN = {"prompt": "Context: {context}\nQuestion: why?"}
-
-
-def eventually(what: Any, describe: str) -> Any:
-    give_up_s = time.monotonic() + WAIT_S
-    while not (found := what()):
-        assert time.monotonic() < give_up_s, f"not within {WAIT_S:.0f} s: {describe}"
-        time.sleep(0.02)
-    return found
 
 
 def opened(caller: Caller, **fields: Any) -> str:
@@ -104,7 +97,7 @@ def test_a_reply_that_expired_or_never_was_is_gone(acme: Caller, redis_server: A
 
 def test_the_same_open_again_is_no_error_and_another_is_a_conflict(acme: Caller) -> None:
     assert opened(acme, stream="twice") == "twice"
-    eventually(lambda: acme.post("/v1/streams", json=OPEN | {"stream": "twice"}).json()["ingress_id"] == "", "a route")
+    wait_for("a route", lambda: acme.post("/v1/streams", json=OPEN | {"stream": "twice"}).json()["ingress_id"] == "")
     answer = acme.post("/v1/streams", json={"prompt": "other {context}", "stream": "twice"})
     assert error_of(answer) == (409, "open_conflict", "stream")
     assert acme.delete("/v1/streams/twice").status_code == 202
@@ -253,7 +246,7 @@ def test_many_readers_share_one_connection(
     for reader in readers:
         reader.start()
     try:
-        eventually(lambda: acme.get("/status.json").json()["http"]["readers"] == 40, "all readers are there")
+        wait_for("all readers are there", lambda: acme.get("/status.json").json()["http"]["readers"] == 40)
         with redis_server.client() as client:
             blocked = [row for row in client.client_list() if row["cmd"] == "xread" and "b" in row["flags"]]
         # The forwarder's, the pod's, and one for all readers.
@@ -265,7 +258,7 @@ def test_many_readers_share_one_connection(
     assert len(found) == 40
     assert all(events == found[0] for events in found)
     assert text_of(found[0]) == "one two three "
-    eventually(lambda: acme.get("/status.json").json()["http"]["readers"] == 0, "all readers have left")
+    wait_for("all readers have left", lambda: acme.get("/status.json").json()["http"]["readers"] == 0)
 
 
 def test_a_reader_that_takes_nothing_holds_up_nobody(
@@ -278,7 +271,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(
         silent.connect(("127.0.0.1", router.port))
         head = f"GET /v1/streams/{stream}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tokens['acme']}\r\n\r\n"
         silent.sendall(head.encode())
-        eventually(lambda: acme.get("/status.json").json()["http"]["readers"] == 1, "the reader is there")
+        wait_for("the reader is there", lambda: acme.get("/status.json").json()["http"]["readers"] == 1)
         # More than the buffers of both ends of a connection hold.
         for _ in range(10):
             acme.post(f"/v1/streams/{stream}/chunks", json={"text": " ".join(["word" * 750] * 300)})
@@ -305,9 +298,9 @@ def test_a_reader_that_vanishes_is_noticed_and_can_come_back(
     silent = socket.create_connection(("127.0.0.1", router.port))
     head = f"GET /v1/streams/{stream}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {tokens['acme']}\r\n\r\n"
     silent.sendall(head.encode())
-    eventually(lambda: acme.get("/status.json").json()["http"]["readers"] == 1, "the reader is there")
+    wait_for("the reader is there", lambda: acme.get("/status.json").json()["http"]["readers"] == 1)
     silent.close()
-    eventually(lambda: acme.get("/status.json").json()["http"]["readers"] == 0, "its end is noticed")
+    wait_for("its end is noticed", lambda: acme.get("/status.json").json()["http"]["readers"] == 0)
     acme.post(f"/v1/streams/{stream}/finish", json={"text": "still here"})
     assert text_of(acme.events(stream)) == "still here "
 
@@ -352,7 +345,7 @@ def test_one_call_answers_while_operations_still_come(acme: Caller) -> None:
     def operations() -> Iterator[bytes]:
         yield lines({"op": "open", **OPEN, "stream": "duplex"})
         # The client sends and reads in one thread, so another one looks whether events come meanwhile.
-        assert eventually(lambda: accepted.is_set() or seen(), "the open is forwarded before the body ends")
+        assert wait_for("the open is forwarded before the body ends", lambda: accepted.is_set() or seen())
         yield b'{"op": "app'
         yield b'end", "text": "late"}\n{"op": "finish"}'
 
@@ -415,12 +408,12 @@ def test_hanging_up_cancels_a_call(
             if finished:
                 # The pod is in the middle of its answer when the cancel comes.
                 entries = KEYS.entries("acme", stream)
-                eventually(lambda: b"cancel" in [entry[b"op"] for _, entry in client.xrange(entries)], "the cancel")
+                wait_for("the cancel", lambda: b"cancel" in [entry[b"op"] for _, entry in client.xrange(entries)])
                 pod.gate.set()
             reply = KEYS.reply("acme", stream)
-            eventually(
-                lambda: [event for _, event in client.xrevrange(reply, count=1) if event[b"event"] == b"done"],
+            wait_for(
                 "the end",
+                lambda: [event for _, event in client.xrevrange(reply, count=1) if event[b"event"] == b"done"],
             )
             (_, done), *_ = client.xrevrange(reply, count=1)
     finally:
@@ -429,7 +422,7 @@ def test_hanging_up_cancels_a_call(
     # This pod answers to the end before it looks into its log again.
     assert reason == ("stop" if finished else "cancelled")
     kinds = lambda: [type(entry).__name__ for _, entry in pod.entries if entry.stream == stream]  # noqa: E731
-    eventually(lambda: kinds()[-1] == "Cancel", "the cancel arrives")
+    wait_for("the cancel arrives", lambda: kinds()[-1] == "Cancel")
 
 
 def test_limits_of_one_tenant_leave_the_other_alone(
@@ -452,7 +445,7 @@ def test_limits_of_one_tenant_leave_the_other_alone(
         for stream in streams:
             acme.post(f"/v1/streams/{stream}/finish", json={"text": "x"})
         # Nobody reads how they end, and yet their places are free again.
-        eventually(lambda: acme.post("/v1/streams", json=OPEN).status_code == 201, "an ended stream counts no more")
+        wait_for("an ended stream counts no more", lambda: acme.post("/v1/streams", json=OPEN).status_code == 201)
         answer = acme.post(f"/v1/streams/{streams[0]}/chunks", json={"text": "x" * 1000})
         assert error_of(answer) == (413, "body_too_large", None)
         answer = acme.post("/v1/streams", content=iter([b" " * 600, b" " * 600]))
@@ -476,8 +469,8 @@ def test_requests_are_logged_without_what_they_hold(
     assert answer.headers["x-request-id"] == "trace-1"
     assert acme.get("/v1/models", headers={"X-Request-Id": "not ok"}).headers["x-request-id"] != "not ok"
     acme.events(stream)
-    wanted = eventually(
-        lambda: [line for line in router.access_lines() if line["request_id"] == "trace-1"], "the line is written"
+    wanted = wait_for(
+        "the line is written", lambda: [line for line in router.access_lines() if line["request_id"] == "trace-1"]
     )
     (line,) = wanted
     seconds = line.pop("seconds")
@@ -549,4 +542,4 @@ def test_readers_outlive_a_restart_of_redis(own_server: Any, tmp_path: Any) -> N
         assert rest == [[("token", "after"), ("done", None)]] * 3
         for reader in readers:
             reader.__exit__(None, None, None)
-        eventually(lambda: anybody.get("/health").status_code == 200, "the router has found Redis again")
+        wait_for("the router has found Redis again", lambda: anybody.get("/health").status_code == 200)
