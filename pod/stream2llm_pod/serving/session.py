@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -75,7 +76,7 @@ class ServingContext:
     cache_salt: Callable[[str], str | None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
     """A stream's life on this pod, from `adopt` to its terminal event.
 
@@ -123,7 +124,7 @@ class Session:
             adoption.incarnation,
             adoption.open_id,
             live_ms,
-            self._fenced,
+            _weakly(self._fenced),
             written_tokens=len(adoption.carried.token_ids),
         )
         self._next_token = len(adoption.carried.token_ids)
@@ -469,6 +470,18 @@ class Session:
         self._pump.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._pump
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """`method` while its object is there. A reply that kept its session would keep the whole prompt, until the garbage
+    collector happens to look at both."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        if (found := reference()) is not None:
+            found()
+
+    return call
 
 
 def _size_bytes(entry: Entry) -> int:
