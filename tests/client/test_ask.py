@@ -148,7 +148,7 @@ def test_a_signal_while_the_open_waits_for_its_answer_cancels_what_was_written(r
 def test_mistakes_are_one_line(redis_server: Any, arguments: tuple[str, ...], words: str) -> None:
     process = ask(redis_server, "Why?", *arguments)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert len(errors.splitlines()) == 1
     assert words in errors
 
@@ -157,5 +157,5 @@ def test_a_document_that_is_no_text_is_named(redis_server: Any, tmp_path: Path) 
     (tmp_path / "binary").write_bytes(b"ab\xff")
     process = ask(redis_server, "Why?", "--doc", str(tmp_path / "binary"))
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "binary is not UTF-8 text (byte 2)" in errors

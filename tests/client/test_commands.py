@@ -72,7 +72,7 @@ def test_watching_a_stream_that_nobody_knows_says_what_it_waits_for(server: Any)
 
 def test_a_url_without_a_scheme_is_not_shown(server: Any) -> None:
     done = run(server, "watch", "s1", "--redis", "secret")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "must begin with redis:// or rediss://, not with no scheme at all" in done.stderr
     assert "secret" not in done.stderr
 
@@ -82,7 +82,7 @@ def test_tenants_are_added_listed_and_removed(server: Any) -> None:
     assert run(server, "tenant", "list").stdout == "acme\n"
     assert run(server, "tenant", "remove", "acme").stdout == "acme: removed\n"
     refused = run(server, "tenant", "add", "Not_OK")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "tenant 'Not_OK' must be" in refused.stderr
 
 
@@ -94,6 +94,6 @@ def test_an_unreachable_server_is_one_line(server: Any) -> None:
 
 def test_a_password_in_an_argument_is_refused(server: Any) -> None:
     done = run(server, "watch", "s1", "--redis", "redis://:secret@127.0.0.1:1")
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "a password in the Redis URL shows in process lists" in done.stderr
     assert "secret" not in done.stderr

@@ -156,7 +156,7 @@ def test_certificates_beside_an_unencrypted_url_are_an_error_and_not_dropped(sec
     done = subprocess.run(
         [*command, "--redis-ca-file", str(secure.ours.ca_file)], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "certificates are for rediss://" in done.stderr
 
 

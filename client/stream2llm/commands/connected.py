@@ -13,9 +13,13 @@ from stream2llm.connecting import RedisTLS, check_url, explained
 from stream2llm.errors import Stream2LLMError
 from stream2llm.keys import DEFAULT_TENANT
 
+FAILED, CALLED_WRONGLY = 1, 2
+"""Exit statuses; argparse has the second, too."""
+
 
 def with_client(args: argparse.Namespace, action: Callable[[Client], int]) -> int:
-    """Run `action` with the client that the arguments ask for; an error becomes one line and exit status 1."""
+    """Run `action` with the client that the arguments ask for. An error becomes one line, and exit status 2 if the
+    arguments are wrong, a file among them that cannot be read or written, else 1."""
     try:
         check_url(args.redis)
         with Client(
@@ -30,8 +34,12 @@ def with_client(args: argparse.Namespace, action: Callable[[Client], int]) -> in
         # Whoever read our output has gone, which `main` handles for all commands.
         raise
     except RedisError as error:
-        message = f"Redis: {explained(error)}"
-    except (Stream2LLMError, OSError, ValueError) as error:
-        message = str(error)
+        status, message = FAILED, f"Redis: {explained(error)}"
+    except Stream2LLMError as error:
+        status, message = FAILED, str(error)
+    except ValueError as error:
+        status, message = CALLED_WRONGLY, str(error)
+    except OSError as error:
+        status, message = (FAILED if error.filename is None else CALLED_WRONGLY), str(error)
     print(f"stream2llm {args.command}: {' '.join(message.split())}", file=sys.stderr)
-    return 1
+    return status

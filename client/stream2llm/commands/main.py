@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         except ImportError as error:
             if name == chosen:
                 print(_missing_extra(commands[name], error), file=sys.stderr)
-                return 1
+                return 2
             choices.add_parser(name, help="(its extra is not installed)")
             continue
         child = choices.add_parser(name, help=command.help, description=command.help)
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
     except ImportError as error:
         print(_missing_extra(commands[known.command], error), file=sys.stderr)
-        return 1
+        return 2
 
 
 if __name__ == "__main__":
