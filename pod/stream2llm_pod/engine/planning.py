@@ -41,25 +41,38 @@ OBSERVE_EVERY_S = 0.25
 
 
 class Lane:
-    """The ranks of one tenant's requests."""
+    """The ranks of one tenant's requests. Each is in one of `homes`."""
 
     def __init__(self) -> None:
         self.running = RankIndex()
         self.waiting = RankIndex()
         self.parked = RankIndex()
+        self.homes = (self.running, self.waiting, self.parked)
         self.repeating = RankIndex()
         """Those in one of the first two that hold memory and only compute again what a preemption took."""
+        self._home_of: dict[str, RankIndex] = {}
 
     def __len__(self) -> int:
-        return len(self.running) + len(self.waiting) + len(self.parked)
+        return len(self._home_of)
 
-    def homes(self) -> tuple[RankIndex, RankIndex, RankIndex]:
-        """A request is in one of these."""
-        return self.running, self.waiting, self.parked
+    def put(self, req_id: str, key: RankKey, home: RankIndex, *, repeats: bool) -> None:
+        """Move it to `home`, one of `homes`, with its rank."""
+        before = self._home_of.get(req_id)
+        if before is not home:
+            if before is not None:
+                before.discard(req_id)
+            self._home_of[req_id] = home
+        home.put(req_id, key)
+        if repeats:
+            self.repeating.put(req_id, key)
+        else:
+            self.repeating.discard(req_id)
 
     def discard(self, req_id: str) -> None:
-        for index in (*self.homes(), self.repeating):
-            index.discard(req_id)
+        home = self._home_of.pop(req_id, None)
+        if home is not None:
+            home.discard(req_id)
+        self.repeating.discard(req_id)
 
 
 class TwoPhaseMixin(Base):
@@ -136,15 +149,15 @@ class TwoPhaseMixin(Base):
                 self._rank(req_id, request, now_s)
 
     def _rank(self, req_id: str, request: Any, now_s: float) -> None:
-        lane = self._lanes.setdefault(self.tenants.of(req_id), Lane())
+        tenant = self.tenants.of(req_id)
+        lane = self._lanes.get(tenant)
+        if lane is None:
+            lane = self._lanes[tenant] = Lane()
         home = lane.waiting
         if request.status == RequestStatus.RUNNING:
             home = lane.running
         elif request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
             home = lane.parked
-        for index in lane.homes():
-            if index is not home:
-                index.discard(req_id)
         repeats = home is not lane.parked and not self._has_new_work(request)
         if home is lane.parked or repeats:
             self._runnable_since_s.pop(req_id, None)
@@ -152,11 +165,8 @@ class TwoPhaseMixin(Base):
             self._runnable_since_s.setdefault(req_id, now_s)
         view = self._view(request, now_s)
         key = self.ranking_policy.key(view, now_s)
-        home.put(req_id, key)
-        if repeats and (home is lane.running or request.num_computed_tokens > 0):
-            lane.repeating.put(req_id, key)
-        else:
-            lane.repeating.discard(req_id)
+        holds_memory = home is lane.running or request.num_computed_tokens > 0
+        lane.put(req_id, key, home, repeats=repeats and holds_memory)
         due_s = self.ranking_policy.changes_at_s(view, now_s) if req_id in self._runnable_since_s else None
         if due_s is not None and self._due_s.get(req_id) != due_s:
             self._due_s[req_id] = due_s
@@ -242,7 +252,7 @@ class TwoPhaseMixin(Base):
 
     def _held(self, lane: Lane) -> tuple[int, int]:
         """KV blocks and run slots of a tenant."""
-        blocks = sum(len(self.upstream.blocks(str(key[-1]))) for index in lane.homes() for key in index)
+        blocks = sum(len(self.upstream.blocks(str(key[-1]))) for index in lane.homes for key in index)
         return blocks, len(lane.running) + len(lane.parked)
 
     def _is_spared(self, request: Any) -> bool:

@@ -115,8 +115,7 @@ class _Side:
         self.head: Candidate | None = None
         self.left_out = 0
         self.closed = False
-        self.active = _Remembered(lambda: queue.victims(False))
-        self.idle = _Remembered(lambda: queue.victims(True))
+        self._victims: dict[bool, _Remembered] = {}
         self.more_blocks = self.more_slots = 0
         self._held: tuple[int, int] | None = None
 
@@ -124,6 +123,13 @@ class _Side:
         """Look at its next candidate; False if there is none."""
         self.head = None if self.closed else next(self.candidates, None)
         return self.head is not None
+
+    def victims(self, idle: bool) -> _Remembered:
+        """Its idle or its other holders of memory; made when memory is short, which is seldom."""
+        found = self._victims.get(idle)
+        if found is None:
+            found = self._victims[idle] = _Remembered(lambda: self.queue.victims(idle))
+        return found
 
     def turn(self) -> tuple[float, str]:
         """The smallest goes first."""
@@ -266,7 +272,7 @@ class _Step:
         sources = [
             _of_side(side, source)
             for side in sides
-            for source in ((side.idle,) if idle_only else (side.active, side.idle))
+            for source in ((side.victims(True),) if idle_only else (side.victims(False), side.victims(True)))
         ]
         return merge(*sources, key=lambda pair: pair[1].rank, reverse=True)
 
@@ -296,7 +302,7 @@ class _Step:
             elif candidate.complete or candidate.fresh:
                 yield from self._over_share(side, holding, total, None if only_one else afterwards)
                 if outgrows:
-                    for victim in side.idle:
+                    for victim in side.victims(True):
                         if self._may_take(victim, candidate, any_idle=True):
                             yield self._noted(side, victim)
 
