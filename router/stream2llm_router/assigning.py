@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from stream2llm import settings
+from stream2llm.heartbeats import Pod
 
 DEFAULT_PREFILL_TOKENS_PER_S = 1000.0
 """Assumed where a pod has measured nothing; only its ratio between pods matters then, and it is the same for all."""
@@ -19,26 +18,6 @@ LEAST_FREE_KV = 0.05
 """A pod whose KV cache is full is taken to be this many times slower, as it must preempt and compute again."""
 AFFINITY_SLACK_S = 0.05
 """Pods whose predictions differ by less are equal, and the one that may have the prompt's beginning cached wins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """One pod, as its last heartbeat describes it. `beat_ms` is Redis time."""
-
-    name: str
-    incarnation: str
-    protocol: int
-    state: str
-    max_open_streams: int
-    open_streams: int
-    backlog_tokens: int
-    kv_usage: float
-    prefill_tokens_per_s: float
-    beat_ms: int
-    models: frozenset[str] = frozenset()
-    url: str = ""
-    """Base URL of its HTTP endpoints; empty if it tells none."""
-    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +45,12 @@ class Given:
 NOTHING = Given()
 
 
-def parse_heartbeat(name: str, raw: bytes) -> Pod | None:
-    """The pod of one heartbeat; None if it cannot be read (a pod of another version may write anything)."""
-    try:
-        beat = json.loads(raw)
-        rate = float(beat.get("prefill_tokens_per_s") or DEFAULT_PREFILL_TOKENS_PER_S)
-        if not (math.isfinite(rate) and rate > 0):
-            rate = DEFAULT_PREFILL_TOKENS_PER_S
-        return Pod(
-            name,
-            str(beat["incarnation"]),
-            int(beat["protocol"]),
-            str(beat["state"]),
-            int(beat["capacity"]["max_open_streams"]),
-            int(beat["load"]["open_streams"]),
-            int(beat["load"]["backlog_tokens"]),
-            float(beat["load"]["kv_usage"]),
-            rate,
-            int(beat["time_ms"]),
-            frozenset(map(str, beat.get("models") or ())),
-            str(beat.get("url") or ""),
-            str(beat.get("fingerprint") or ""),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
 def predicted_ttft_s(pod: Pod, tokens: int, given: Given = NOTHING) -> float:
     """Seconds until a prompt of `tokens` tokens, given to this pod now, would have its first token."""
     streams = pod.open_streams + given.streams
     todo_tokens = pod.backlog_tokens + given.tokens + tokens + OPEN_STREAM_TOKENS * streams
-    return todo_tokens / pod.prefill_tokens_per_s / max(1.0 - pod.kv_usage, LEAST_FREE_KV)
+    rate = pod.prefill_tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
+    return todo_tokens / rate / max(1.0 - pod.kv_usage, LEAST_FREE_KV)
 
 
 def able(pod: Pod, now_ms: int, given: Given = NOTHING, lapse_ms: int = settings.HEARTBEAT_LAPSE_MS) -> bool:

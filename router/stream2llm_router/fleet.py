@@ -10,9 +10,10 @@ from typing import Any
 import redis
 
 from stream2llm import settings
+from stream2llm.heartbeats import Pod, parse_heartbeat
 from stream2llm.keys import PoolKeys
-from stream2llm.overview.reading import PodView, pod_views
-from stream2llm_router.assigning import NOTHING, Given, Lack, Needs, Pod, choose_pod, lack_of, parse_heartbeat
+from stream2llm.overview.reading import PodView, pod_view
+from stream2llm_router.assigning import NOTHING, Given, Lack, Needs, choose_pod, lack_of
 
 OUTAGE_S = 5.0
 """A router that has not heard Redis for this long takes it that pods could not speak to it either."""
@@ -42,7 +43,6 @@ class Fleet:
     def __init__(self, client: redis.Redis, keys: PoolKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._keys, self._clock = client, keys, clock
         self._pods: list[Pod] = []
-        self._raw: dict[str, bytes] = {}
         self._given: dict[str, Given] = {}
         self._beats: dict[str, int] = {}
         self._registered: list[Incarnation] = []
@@ -65,8 +65,7 @@ class Fleet:
             self._in_touch_since_s = now_s
         self._heard_s = now_s
         self.now_ms = seconds * 1000 + micros // 1000
-        self._raw = {name.decode("utf-8", "surrogateescape"): beat for name, beat in raw.items()}
-        found = (parse_heartbeat(name, beat) for name, beat in self._raw.items())
+        found = (parse_heartbeat(name.decode("utf-8", "surrogateescape"), beat) for name, beat in raw.items())
         self._pods = [pod for pod in found if pod is not None and pod.name.isprintable()]
         for pod in self._pods:
             if self._beats.get(pod.incarnation) != pod.beat_ms:
@@ -109,7 +108,7 @@ class Fleet:
 
     def views(self) -> tuple[PodView, ...]:
         """All pods as people see them."""
-        return tuple(view for view in pod_views(self._raw, self.now_ms) if view.name.isprintable())
+        return tuple(pod_view(pod, self.now_ms) for pod in sorted(self._pods, key=lambda pod: pod.name))
 
     @property
     def pods(self) -> list[Pod]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
 
+from stream2llm.heartbeats import Pod, parse_heartbeat
 from stream2llm.keys import TENANT_PATTERN, PoolKeys
 from stream2llm.settings import HEARTBEAT_LAPSE_MS
 
@@ -67,6 +65,8 @@ def read_overview(client: redis.Redis, keys: PoolKeys) -> Overview:
     pipeline.smembers(keys.tenants)
     (seconds, micros), beats, members = pipeline.execute()
     now_ms = int(seconds) * 1000 + int(micros) // 1000
+    found = (parse_heartbeat(_text(name), beats[name]) for name in sorted(beats))
+    pods = [pod for pod in found if pod is not None]
     tenants = sorted(name for name in map(_text, members) if TENANT_PATTERN.fullmatch(name))
     pipeline = client.pipeline(transaction=False)
     for tenant in tenants:
@@ -76,7 +76,7 @@ def read_overview(client: redis.Redis, keys: PoolKeys) -> Overview:
     return Overview(
         keys.pool,
         now_ms,
-        tuple(pod_views({_text(name): beat for name, beat in beats.items()}, now_ms)),
+        tuple(pod_view(pod, now_ms) for pod in pods),
         tuple(
             TenantView(tenant, _count(lag), _count(waiting))
             for tenant, lag, waiting in zip(tenants, answers[::2], answers[1::2], strict=True)
@@ -84,46 +84,24 @@ def read_overview(client: redis.Redis, keys: PoolKeys) -> Overview:
     )
 
 
-def pod_views(beats: Mapping[str, bytes | str], now_ms: int) -> Iterable[PodView]:
-    """Pods by name, from raw heartbeats; one that cannot be read is left out."""
-    for name in sorted(beats):
-        try:
-            beat = json.loads(beats[name])
-            view = _pod_view(name, beat, now_ms)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-        yield view
-
-
-def _pod_view(name: str, beat: Mapping[str, Any], now_ms: int) -> PodView:
-    figures = beat.get("figures") or {}
-    preemptions, ttft = figures.get("preemptions") or {}, figures.get("ttft_ms") or {}
-    silent_ms = max(now_ms - int(beat["time_ms"]), 0)
-    rate = beat.get("prefill_tokens_per_s")
+def pod_view(pod: Pod, now_ms: int) -> PodView:
+    """A pod as people see it at `now_ms`, Redis time."""
+    silent_ms = max(now_ms - pod.beat_ms, 0)
     return PodView(
-        name=name,
-        state=SILENT if silent_ms >= HEARTBEAT_LAPSE_MS else str(beat["state"]),
+        name=pod.name,
+        state=SILENT if silent_ms >= HEARTBEAT_LAPSE_MS else pod.state,
         silent_ms=silent_ms,
-        open_streams=int(beat["load"]["open_streams"]),
-        max_open_streams=int(beat["capacity"]["max_open_streams"]),
-        backlog_tokens=int(beat["load"]["backlog_tokens"]),
-        kv_usage=_finite(beat["load"]["kv_usage"]) or 0.0,
-        prefill_tokens_per_s=_finite(rate),
-        memory_preemptions=_whole(preemptions.get("memory")),
-        policy_preemptions=_whole(preemptions.get("policy")),
-        recomputed_tokens=_whole(figures.get("recomputed_tokens")),
-        ttft_p50_ms=_finite(ttft.get("p50")),
-        ttft_p95_ms=_finite(ttft.get("p95")),
+        open_streams=pod.open_streams,
+        max_open_streams=pod.max_open_streams,
+        backlog_tokens=pod.backlog_tokens,
+        kv_usage=pod.kv_usage,
+        prefill_tokens_per_s=pod.prefill_tokens_per_s,
+        memory_preemptions=pod.figures.memory_preemptions,
+        policy_preemptions=pod.figures.policy_preemptions,
+        recomputed_tokens=pod.figures.recomputed_tokens,
+        ttft_p50_ms=pod.figures.ttft_p50_ms,
+        ttft_p95_ms=pod.figures.ttft_p95_ms,
     )
-
-
-def _finite(value: Any) -> float | None:
-    number = None if value is None else float(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _count(answer: Any) -> int:

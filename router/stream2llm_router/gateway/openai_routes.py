@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import httpx
 from fastapi import APIRouter, Body, Request, Response
 
+from stream2llm.heartbeats import Pod
 from stream2llm.tenant_limits import TENANT_ARGUMENT, WEIGHT_ARGUMENT
-from stream2llm_router.assigning import Pod
 from stream2llm_router.gateway.dependencies import GatewayOf, TenantOf, problems
 from stream2llm_router.gateway.event_streams import GuardedStream, dumped
 from stream2llm_router.gateway.gateway import Gateway

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from stream2llm import settings
-from stream2llm_router.assigning import Pod, parse_heartbeat, predicted_ttft_s
+from stream2llm.heartbeats import Pod, parse_heartbeat
+from stream2llm_router.assigning import predicted_ttft_s
 from stream2llm_router.gateway.streams import Streams
 
 FRESH_S = 1.0

@@ -25,7 +25,14 @@ KEYS = PoolKeys("team/llama")
 def beat(client: redis.Redis, name: str) -> None:
     seconds, _ = client.time()
     load = {"open_streams": 2, "backlog_tokens": 50, "kv_usage": 0.5}
-    document = {"state": "ready", "load": load, "capacity": {"max_open_streams": 8}, "time_ms": seconds * 1000}
+    document: dict[str, Any] = {
+        "incarnation": "i",
+        "protocol": 1,
+        "state": "ready",
+        "load": load,
+        "time_ms": seconds * 1000,
+    }
+    document["capacity"] = {"max_open_streams": 8}
     client.hset(KEYS.pods, name, json.dumps(document))
 
 

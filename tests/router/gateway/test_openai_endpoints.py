@@ -11,7 +11,7 @@ from http_caller import KEYS, POOL, Caller
 from running_router import running_router
 from standin_pod import StandInPod
 
-from stream2llm_router.assigning import Pod
+from stream2llm.heartbeats import Pod
 from stream2llm_router.gateway.openai_routes import tenants_payload
 from stream2llm_router.gateway.pods import choose_for_request, usable
 from stream2llm_router.gateway.problems import Problem
