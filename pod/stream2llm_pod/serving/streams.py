@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from stream2llm.entries import Append, Cancel, Entry, Finish, Open, StreamOptions, Update
 from stream2llm.errors import ErrorCode
+from stream2llm.settings import MAX_STREAM_BYTES
 
 
 class Phase(StrEnum):
@@ -176,13 +177,23 @@ def _replace_context(stream: Stream, update: Update) -> Refusal | None:
         return Refusal(ErrorCode.CHUNK_AFTER_FINISH, "the stream has been finished; this update came too late")
     if stream.is_text is False:
         return _mixed(stream)
-    known = dict(stream.known)
-    known.update((item.id, item.text) for item in update.context if item.text is not None)
-    unknown = next((item.id for item in update.context if item.id not in known), None)
+    sent = {item.id: item.text for item in update.context if item.text is not None}
+    # In place and not in a copy: a small update must not cost as much as all that the stream has ever sent.
+    known = stream.known
+    unknown = next((item.id for item in update.context if item.id not in sent and item.id not in known), None)
     if unknown is not None:
         return Refusal(ErrorCode.UNKNOWN_ITEM, f"context names the item {unknown!r}, never sent with a text", "context")
-    stream.known = known
-    stream.texts = [known[item.id] for item in update.context]
+    texts = [sent[item.id] if item.id in sent else known[item.id] for item in update.context]
+    chars = sum(map(len, texts)) + len(stream.options.separator) * len(texts)
+    if chars > MAX_STREAM_BYTES:
+        # An id is short, and may be named thousands of times; the text behind it may be long.
+        return Refusal(
+            ErrorCode.STREAM_TOO_LARGE,
+            f"the items make a context of {chars} characters, a stream may have {MAX_STREAM_BYTES}",
+            "context",
+        )
+    known.update(sent)
+    stream.texts = texts
     stream.is_text = True
     if update.version is not None:
         stream.version = update.version

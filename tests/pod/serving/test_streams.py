@@ -73,6 +73,26 @@ def test_refused_update_changes_nothing() -> None:
     assert (stream.texts, stream.version, "x" in stream.known) == (["A"], 1, False)
 
 
+def test_one_long_item_named_again_and_again_is_no_way_to_fill_the_memory() -> None:
+    """Forty kilobytes of ids made a context of four gigabytes, which ended one pod after the other."""
+    stream = new()
+    feed(stream, Update(ID, items(("a", "x" * (1 << 20)))))
+    assert feed(stream, Update(ID, items(*["a"] * 4096))) == [ErrorCode.STREAM_TOO_LARGE]
+    assert len(stream.texts) == 1
+    assert feed(stream, Update(ID, items(*["a"] * 15))) == [None]
+    assert len(stream.context()) == 15 * (1 << 20) + 14 * 2
+
+
+def test_an_update_does_not_copy_all_that_was_ever_sent() -> None:
+    """Hundreds of thousands of chunks and as many small updates kept a pod from its heartbeats."""
+    stream = new()
+    feed(stream, Append(ID, "A", chunk="a"))
+    known = stream.known
+    feed(stream, Update(ID, items("a", ("b", "B"))))
+    assert stream.known is known
+    assert known == {"a": "A", "b": "B"}
+
+
 def test_old_versions_change_nothing() -> None:
     stream = new()
     feed(stream, Update(ID, items(("a", "A")), version=2))
