@@ -69,12 +69,6 @@ def watch(pool: Pool, stop: threading.Event) -> dict[str, Memory]:
     return memory
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a pod's resident memory grows by some 13 KB a stream, with any size of the KV cache, while the number of "
-    "its Python objects stays the same; router and Redis are flat",
-)
 def test_memory_stays_flat(tiny_text_model: Path, redis_binary: str, tmp_path: Path) -> None:
     pool = Pool(redis_binary, tiny_text_model, tmp_path, pods=1, routers=1, engine_arguments=SMALL_CACHE)
     stop = threading.Event()
