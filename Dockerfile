@@ -80,7 +80,9 @@ FROM ${PYTHON_IMAGE} AS operator
 RUN groupadd --gid 10001 stream2llm \
     && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin stream2llm
 COPY --from=operator-environment /opt/stream2llm /opt/stream2llm
-ENV PATH=/opt/stream2llm/bin:$PATH PYTHONUNBUFFERED=1
+# What `costProfile.bundled` takes from.
+COPY costprofiles/*.json /opt/stream2llm/costprofiles/
+ENV PATH=/opt/stream2llm/bin:$PATH PYTHONUNBUFFERED=1 STREAM2LLM_COST_PROFILES=/opt/stream2llm/costprofiles
 USER 10001:10001
 WORKDIR /home/stream2llm
 EXPOSE 8081 8082

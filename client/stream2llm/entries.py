@@ -126,7 +126,18 @@ Entry: TypeAlias = Open | Append | Update | Finish | Cancel
 Fields: TypeAlias = Mapping[bytes, bytes]
 
 
-def parse_entry(fields: Fields) -> Entry:
+@dataclass(frozen=True, slots=True)
+class EntryRules:
+    """What a pool may set for itself: the longest chunk, and the idle timeout of an open that names none."""
+
+    max_chunk_bytes: int = settings.MAX_CHUNK_BYTES
+    idle_timeout_ms: int = settings.IDLE_TIMEOUT_MS
+
+
+DEFAULT_RULES = EntryRules()
+
+
+def parse_entry(fields: Fields, rules: EntryRules = DEFAULT_RULES) -> Entry:
     """Read one raw entry.
 
     Raises EntryError, whose `stream` is set whenever the stream id itself was readable.
@@ -139,7 +150,7 @@ def parse_entry(fields: Fields) -> Entry:
         parser = _PARSERS.get(op)
         if parser is None:
             _refuse(ErrorCode.UNKNOWN_OP, f"op {_short(op)} is none of {', '.join(OPS)}", "op")
-        entry = parser(stream, fields)
+        entry = parser(stream, fields, rules)
         _check_size(fields)
         return entry
     except EntryError as error:
@@ -281,17 +292,13 @@ def _chunk_id(fields: Fields) -> str | None:
     return text
 
 
-def _content(fields: Fields, *, required: bool) -> tuple[str | None, tuple[int, ...] | None]:
+def _content(fields: Fields, rules: EntryRules, *, required: bool) -> tuple[str | None, tuple[int, ...] | None]:
     raw_text, raw_tokens = fields.get(b"text"), fields.get(b"tokens")
     if raw_text is not None and raw_tokens is not None:
         _refuse(ErrorCode.MIXED_INPUT, "an entry has either text or tokens, not both", "tokens")
     for name, raw in (("text", raw_text), ("tokens", raw_tokens)):
-        if raw is not None and len(raw) > settings.MAX_CHUNK_BYTES:
-            _refuse(
-                ErrorCode.CHUNK_TOO_LARGE,
-                f"{name} has {len(raw)} bytes, limit {settings.MAX_CHUNK_BYTES}",
-                name,
-            )
+        if raw is not None and len(raw) > rules.max_chunk_bytes:
+            _refuse(ErrorCode.CHUNK_TOO_LARGE, f"{name} has {len(raw)} bytes, limit {rules.max_chunk_bytes}", name)
     if raw_text is not None:
         return _text(fields, "text"), None
     if raw_tokens is None:
@@ -314,21 +321,21 @@ def _token_ids(fields: Fields) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _parse_append(stream: str, fields: Fields) -> Append:
-    text, tokens = _content(fields, required=True)
+def _parse_append(stream: str, fields: Fields, rules: EntryRules) -> Append:
+    text, tokens = _content(fields, rules, required=True)
     return Append(stream, text, tokens, _chunk_id(fields))
 
 
-def _parse_finish(stream: str, fields: Fields) -> Finish:
-    text, tokens = _content(fields, required=False)
+def _parse_finish(stream: str, fields: Fields, rules: EntryRules) -> Finish:
+    text, tokens = _content(fields, rules, required=False)
     return Finish(stream, text, tokens, _chunk_id(fields), _integer_field(fields, "expect", 0, MAX_INTEGER))
 
 
-def _parse_cancel(stream: str, fields: Fields) -> Cancel:
+def _parse_cancel(stream: str, fields: Fields, rules: EntryRules) -> Cancel:
     return Cancel(stream)
 
 
-def _parse_update(stream: str, fields: Fields) -> Update:
+def _parse_update(stream: str, fields: Fields, rules: EntryRules) -> Update:
     size_bytes = len(fields.get(b"context", b""))
     if size_bytes > settings.MAX_STREAM_BYTES:
         _refuse(
@@ -343,12 +350,11 @@ def _parse_update(stream: str, fields: Fields) -> Update:
         _refuse(
             ErrorCode.TOO_MANY_ITEMS, f"context has {len(raw)} items, limit {settings.MAX_CONTEXT_ITEMS}", "context"
         )
-    return Update(
-        stream, tuple(_context_item(item) for item in raw), _integer_field(fields, "version", -MAX_INTEGER, MAX_INTEGER)
-    )
+    items = tuple(_context_item(item, rules) for item in raw)
+    return Update(stream, items, _integer_field(fields, "version", -MAX_INTEGER, MAX_INTEGER))
 
 
-def _context_item(raw: Any) -> ContextItem:
+def _context_item(raw: Any, rules: EntryRules) -> ContextItem:
     if not isinstance(raw, dict):
         _refuse(ErrorCode.MALFORMED, f"a context item must be an object, not {_short(raw)}", "context")
     identifier, text = raw.get("id"), raw.get("text")
@@ -360,16 +366,16 @@ def _context_item(raw: Any) -> ContextItem:
         )
     if text is not None and not isinstance(text, str):
         _refuse(ErrorCode.MALFORMED, f"text of context item {_short(identifier)} must be a text", "context")
-    if text is not None and len(text.encode()) > settings.MAX_CHUNK_BYTES:
+    if text is not None and len(text.encode()) > rules.max_chunk_bytes:
         _refuse(
             ErrorCode.CHUNK_TOO_LARGE,
-            f"context item {_short(identifier)} has {len(text.encode())} bytes, limit {settings.MAX_CHUNK_BYTES}",
+            f"context item {_short(identifier)} has {len(text.encode())} bytes, limit {rules.max_chunk_bytes}",
             "context",
         )
     return ContextItem(identifier, text)
 
 
-def _parse_open(stream: str, fields: Fields) -> Open:
+def _parse_open(stream: str, fields: Fields, rules: EntryRules) -> Open:
     for name in ("messages", "prompt", "params", "options"):
         size_bytes = len(fields.get(name.encode(), b""))
         if size_bytes > settings.MAX_CHUNK_BYTES:
@@ -381,7 +387,7 @@ def _parse_open(stream: str, fields: Fields) -> Open:
     params = _json(fields, "params")
     if params is not None and not isinstance(params, dict):
         _refuse(ErrorCode.INVALID_PARAMS, f"params must be an object, not {_short(params)}", "params")
-    options = _options(_json(fields, "options"))
+    options = _options(_json(fields, "options"), rules)
     _check_marker(messages, prompt, options.marker)
     params = params or {}
     return Open(stream, messages, prompt, params, options, open_digest(messages, prompt, params, options))
@@ -409,16 +415,16 @@ def _check_marker(messages: list[dict[str, Any]] | None, prompt: str | None, mar
         )
 
 
-def _options(raw: Any) -> StreamOptions:
+def _options(raw: Any, rules: EntryRules) -> StreamOptions:
     if raw is None:
-        return StreamOptions()
+        return StreamOptions(idle_timeout_ms=rules.idle_timeout_ms)
     code = ErrorCode.INVALID_OPTIONS
     if not isinstance(raw, dict):
         _refuse(code, f"options must be an object, not {_short(raw)}", "options")
     unknown = sorted(set(raw) - set(StreamOptions.__slots__))
     if unknown:
         _refuse(code, f"options has {_short(unknown[0])}; known are {', '.join(StreamOptions.__slots__)}", "options")
-    values = dict(raw)
+    values = {"idle_timeout_ms": rules.idle_timeout_ms, **raw}
     if "idle_timeout_ms" in raw:
         _integer(raw["idle_timeout_ms"], "options.idle_timeout_ms", 1, settings.MAX_TIMEOUT_MS, code)
     if raw.get("deadline_ms") is not None:
@@ -446,7 +452,7 @@ def open_digest(
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-_PARSERS: dict[str, Callable[[str, Fields], Entry]] = {
+_PARSERS: dict[str, Callable[[str, Fields, EntryRules], Entry]] = {
     "open": _parse_open,
     "append": _parse_append,
     "update": _parse_update,

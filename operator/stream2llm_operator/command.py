@@ -8,6 +8,9 @@ import os
 import re
 import socket
 import sys
+from pathlib import Path
+
+from stream2llm.costprofile import CostProfile, parse_profile
 
 
 class OperatorCommand:
@@ -56,6 +59,13 @@ class OperatorCommand:
                 "NAME",
                 "elect a leader by a Lease there, so that several may run",
             ),
+            (
+                "--cost-profiles",
+                "STREAM2LLM_COST_PROFILES",
+                "",
+                "FOLDER",
+                "cost profiles for resources with costProfile.bundled, as *.json",
+            ),
             ("--health", "STREAM2LLM_HEALTH", "0.0.0.0:8081", "ADDR", "address of /healthz"),
             ("--metrics", "STREAM2LLM_METRICS", "0.0.0.0:8082", "ADDR", "address of /metrics"),
         ):
@@ -69,7 +79,8 @@ class OperatorCommand:
             labels = _labels("--monitoring-namespace-labels", args.monitoring_namespace_labels)
             monitor_labels = _labels("--pod-monitor-labels", args.pod_monitor_labels)
             interval = _interval(args.pod_monitor_interval)
-        except ValueError as error:
+            profiles = bundled_profiles(args.cost_profiles)
+        except (ValueError, OSError) as error:
             print(f"stream2llm operator: {error}", file=sys.stderr)
             return 2
         import asyncio
@@ -89,6 +100,7 @@ class OperatorCommand:
                 engine_version=args.engine_version,
                 monitoring_namespace_labels=labels,
                 pod_monitor=PodMonitorSettings(monitor_labels, interval) if interval else None,
+                bundled=profiles,
             ),
             namespaces=_names(args.namespaces),
             lease_namespace=args.lease_namespace,
@@ -110,6 +122,18 @@ class OperatorCommand:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
+def bundled_profiles(folder: str) -> tuple[CostProfile, ...]:
+    """All of a folder. Raises ValueError that names the file, OSError where there is no such folder."""
+    found = []
+    for path in sorted(Path(folder).iterdir()) if folder else ():
+        if path.suffix == ".json":
+            try:
+                found.append(parse_profile(path.read_text(encoding="utf-8")))
+            except ValueError as error:
+                raise ValueError(f"--cost-profiles: {path}: {error}") from None
+    return tuple(found)
 
 
 def _interval(text: str) -> str:

@@ -90,6 +90,15 @@ class KubeApi:
                 return None
             raise
 
+    async def versions(self, namespace: str) -> dict[tuple[str, str], str]:
+        """Resource versions of all StreamingPrefills, of one namespace or, if it is empty, of all. Raises ApiError."""
+        group, plural = _PLACES[KIND]
+        path = f"/{group}/namespaces/{namespace}/{plural}" if namespace else f"/{group}/{plural}"
+        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        items = (await self._request("GET", path, accept=accept)).get("items") or ()
+        found = [item["metadata"] for item in items]
+        return {(each["namespace"], each["name"]): each["resourceVersion"] for each in found}
+
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Raises ApiError; 409 if there is one already."""
         query = {"fieldManager": MANAGER}
@@ -117,6 +126,7 @@ class KubeApi:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
+        accept: str = "application/json",
     ) -> dict[str, Any]:
         if method != "GET" and "dryRun" not in (query or {}):
             self._on_write()
@@ -124,7 +134,7 @@ class KubeApi:
             method,
             path,
             query_params=list((query or {}).items()),
-            header_params={"Accept": "application/json", "Content-Type": content},
+            header_params={"Accept": accept, "Content-Type": content},
             body=dict(body) if body is not None else None,
             auth_settings=["BearerToken"],
         )

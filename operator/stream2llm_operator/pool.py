@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stream2llm.costprofile import CostProfile
 from stream2llm_operator.api.spec import Spec
 
 
@@ -59,3 +60,5 @@ class OperatorSettings:
     """Namespaces with these labels may read the pods' metrics; none: only routers reach the pods."""
     pod_monitor: PodMonitorSettings | None = None
     """None: no PodMonitors are made."""
+    bundled: tuple[CostProfile, ...] = ()
+    """Cost profiles that came with the operator."""

@@ -1,19 +1,19 @@
 """What to do about a resource's cost profile: pure, from the ConfigMap, the Job and its pods.
 
-The state is all in the cluster: a ConfigMap with the measured profile, a Job that measures, and the id of the last
+The state is all in the cluster: a ConfigMap with the profile, a Job that measures, and the id of the last
 rerun as an annotation of both. So a pass may end anywhere and the next one goes on from what is there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from stream2llm.costprofile import CostProfile, InvalidProfile, parse_profile
-from stream2llm_operator.desired.naming import POOL_LABEL
+from stream2llm_operator.desired.naming import POOL_LABEL, profile_config_map_name
 from stream2llm_operator.desired.profiling import (
     JOB_DIGEST_ANNOTATION,
     RERUN_ANNOTATION,
@@ -33,6 +33,8 @@ class ProfileFacts:
     job: Mapping[str, Any] | None = None
     pods: Sequence[Mapping[str, Any]] = ()
     gpus: GPUs = ANY_GPUS
+    bundled: CostProfile | None = None
+    """The one that came with the operator, where that is what the resource asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def decide(
     if request is None:
         found = unknown or Finding("GPUProductUnknown", "")
         return ProfileDecision(Verdict(False, found.reason, found.message), may_start_pods=may_start)
+    if source.bundled is not None:
+        return _bundled(request, facts)
     if source.config_map_ref is not None:
         return _provided(request, facts, source.config_map_ref.name, source.config_map_ref.key)
     return _measured(pool, request, facts, job_digest, now, may_start)
@@ -90,6 +94,36 @@ def _provided(request: ProfileRequest, facts: ProfileFacts, name: str, key: str)
             kept = Finding("ProfileNotFound", f"there is no ConfigMap {name}")
         return ProfileDecision(Verdict(False, kept.reason, kept.message))
     return ProfileDecision(Verdict(True, "Provided"), kept.mounted, kept.in_use)
+
+
+def _bundled(request: ProfileRequest, facts: ProfileFacts) -> ProfileDecision:
+    """A ConfigMap holds a copy, for pods to read; it is written again where it says something else."""
+    profile = facts.bundled
+    if profile is None:
+        engine = f"{request.gpu}, {request.model}, tensor parallel {request.tensor_parallel_size}"
+        engine += f", {request.max_num_batched_tokens} tokens a step, vLLM {request.vllm_minor}"
+        message = f"none of those that came with this operator is for {engine}"
+        return ProfileDecision(Verdict(False, "ProfileNotFound", message))
+    name, text = profile_config_map_name(request.hash), profile.to_json()
+    there = (facts.config_map or {}).get("data") or {}
+    return ProfileDecision(
+        Verdict(True, "Bundled", "estimated from published figures" if profile.source == "estimated" else ""),
+        MountedProfile(name, PROFILE_KEY, _text_digest(text)),
+        ProfileInUse(name, profile.source, profile.measured_at),
+        store=profile if there.get(PROFILE_KEY) != text else None,
+    )
+
+
+def find_bundled(profiles: Iterable[CostProfile], request: ProfileRequest, engine_version: str) -> CostProfile | None:
+    """The first that fits; measured ones before estimates.
+
+    An estimate follows from peak figures alone, so it holds for every version of vLLM, and is given that of the engine.
+    """
+    for profile in sorted(profiles, key=lambda profile: profile.source == "estimated"):
+        candidate = replace(profile, vllm_version=engine_version) if profile.source == "estimated" else profile
+        if not request.mismatches(candidate):
+            return candidate
+    return None
 
 
 def _measured(
@@ -176,9 +210,13 @@ def _keep(request: ProfileRequest, config_map: Mapping[str, Any] | None, key: st
     rerun_id = (config_map["metadata"].get("annotations") or {}).get(RERUN_ANNOTATION, "")
     return _Kept(
         profile,
-        MountedProfile(name, key, hashlib.sha256(text.encode()).hexdigest()[:16]),
+        MountedProfile(name, key, _text_digest(text)),
         ProfileInUse(name, profile.source, profile.measured_at, rerun_id),
     )
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_finished(job: Mapping[str, Any] | None) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stream2llm_operator.api.crd import API_VERSION, KIND
-from stream2llm_operator.asking import ask_open_streams
+from stream2llm_operator.asking import Routers
 from stream2llm_operator.comparing import Applied, digest, fingerprint, identity, is_owned_by
 from stream2llm_operator.desired import profiling
 from stream2llm_operator.desired.children import children
@@ -32,12 +32,12 @@ from stream2llm_operator.desired.serving import needs_profile
 from stream2llm_operator.discovering import discover, is_shared, missing, products
 from stream2llm_operator.kube import ApiError, KubeApi
 from stream2llm_operator.pool import OperatorSettings, Pool
-from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide
+from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide, find_bundled
 from stream2llm_operator.queueing import Key
 from stream2llm_operator.shrinking import COST_ANNOTATION, due_costs, shrinks
 from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
-from stream2llm_operator.status.diagnosing import Finding, GPUs
-from stream2llm_operator.status.reasons import READY, STALLED
+from stream2llm_operator.status.diagnosing import Finding, GPUs, unready_addresses
+from stream2llm_operator.status.reasons import READY, ROUTER_READY, STALLED
 from stream2llm_operator.status.scaling import scaling_status, scaling_verdict
 from stream2llm_operator.unwatched import UnwatchedChildren
 from stream2llm_operator.viewing import Body, View
@@ -48,6 +48,8 @@ STALLED_RETRY_S = 60.0
 """What stands in a resource's way may be in an object that is not watched, such as a ConfigMap of the user's."""
 REFERENCE_RETRY_S = 15.0
 SCALER_RETRY_S = 30.0
+ROUTER_RETRY_S = 10.0
+MOST_ROUTERS_ASKED = 3
 JOB_SEEN_WITHIN = timedelta(seconds=30)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -61,9 +63,10 @@ class Reconciler:
         view: View,
         settings: OperatorSettings,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        ask: Callable[[Pool], Awaitable[Mapping[str, int] | None]] = ask_open_streams,
+        routers: Routers | None = None,
     ) -> None:
-        self._api, self._view, self._settings, self._now, self._ask = api, view, settings, now, ask
+        self._api, self._view, self._settings, self._now = api, view, settings, now
+        self._routers = routers or Routers()
         self._applied: dict[tuple[str, str, str], Applied] = {}
         self._unwatched = UnwatchedChildren(api, settings)
         self._starting: dict[tuple[str, str], datetime] = {}
@@ -104,11 +107,14 @@ class Reconciler:
         if stalled is None:
             await self._unwatched.monitor(pool)
         pods = self._workload(pool, pool.name, "pod")
+        routers = self._workload(pool, router_name(pool), "router")
+        redis = await self._redis(pool, routers)
         result = verdicts(
             stalled=stalled,
             profiled=decision.verdict,
             pods=pods,
-            routers=self._workload(pool, router_name(pool), "router"),
+            routers=routers,
+            redis=redis,
             scaling=scaling_verdict(pool, scaler),
             waiting_for_profile=not decision.may_start_pods,
             gpus=self._gpus(pool, product),
@@ -129,6 +135,8 @@ class Reconciler:
             return STALLED_RETRY_S
         if pool.spec.cost_profile.config_map_ref is not None:
             return REFERENCE_RETRY_S
+        if result[ROUTER_READY].holds is False:
+            return ROUTER_RETRY_S
         return SCALER_RETRY_S if pool.spec.autoscaling is not None else None
 
     # ------------------------------------------------------------------ facts
@@ -164,7 +172,10 @@ class Reconciler:
         if unknown is not None:
             request = None
         if request is not None and needs_profile(pool):
-            if reference is not None:
+            if pool.spec.cost_profile.bundled is not None:
+                bundled = find_bundled(self._settings.bundled, request, engine_version(pool, self._settings))
+                facts = replace(self._measuring_facts(pool, request), bundled=bundled)
+            elif reference is not None:
                 facts = ProfileFacts(await self._api.get("ConfigMap", pool.namespace, reference.name))
             else:
                 facts = replace(self._measuring_facts(pool, request), gpus=self._gpus(pool, product))
@@ -196,6 +207,15 @@ class Reconciler:
             deployment = None
         return Workload(deployment, self._view.pods(pool.namespace, pool.name, component))
 
+    async def _redis(self, pool: Pool, routers: Workload) -> Finding | None:
+        """What routers that run and are not ready say of Redis. Nobody is asked while one is ready."""
+        addresses = unready_addresses(routers.pods, self._now())
+        if (routers.deployment or {}).get("status", {}).get("readyReplicas") or not addresses:
+            return None
+        if not await self._routers.miss_redis(addresses[:MOST_ROUTERS_ASKED]):
+            return None
+        return Finding("RedisUnreachable", f"routers cannot reach {pool.spec.streams.redis.url}")
+
     def _owners(self, pool: Pool, request: ProfileRequest) -> list[Pool]:
         """All resources of the namespace that need this profile, this one first."""
         others = []
@@ -207,7 +227,7 @@ class Reconciler:
             except ValidationError:
                 continue
             product, unknown = self._gpu_product(other, body.get("status") or {})
-            if unknown is None and needs_profile(other) and other.spec.cost_profile.measure is not None:
+            if unknown is None and needs_profile(other) and other.spec.cost_profile.config_map_ref is None:
                 theirs = profile_request(other, self._settings, product)
                 if theirs is not None and theirs.hash == request.hash:
                     others.append(other)
@@ -250,7 +270,7 @@ class Reconciler:
 
     async def _prefer_idle(self, pool: Pool) -> None:
         """Just before pods are taken away, Kubernetes is told which ones would leave the fewest streams behind."""
-        streams = await self._ask(pool)
+        streams = await self._routers.open_streams(pool)
         if streams is None:
             return
         for name, cost in due_costs(self._view.pods(pool.namespace, pool.name, "pod"), streams).items():
@@ -320,7 +340,7 @@ class Reconciler:
         elif decision.delete_job and job is not None:
             metadata = job["metadata"]
             await self._api.delete("Job", pool.namespace, metadata["name"], metadata["uid"])
-        elif decision.mounted is not None and pool.spec.cost_profile.measure is not None:
+        elif decision.mounted is not None and pool.spec.cost_profile.config_map_ref is None:
             await self._share(pool, request)
         return None
 

@@ -21,9 +21,10 @@ from stream2llm_operator.kube import ApiError, KubeApi
 from stream2llm_operator.leasing import RENEW_DEADLINE_S, RETRY_S, LeaseHolder
 from stream2llm_operator.metrics import OperatorMetrics
 from stream2llm_operator.pool import OperatorSettings
-from stream2llm_operator.queueing import WorkQueue
+from stream2llm_operator.queueing import Key, WorkQueue
 from stream2llm_operator.reconciling import Reconciler
 from stream2llm_operator.viewing import IndexView
+from stream2llm_operator.watching import WatchAge
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ TEMPORARY = (ApiError, OSError, TimeoutError, aiohttp.ClientError)
 """What goes by without us."""
 STUCK_S = 120.0
 """Work that has been due for this long means that workers hang."""
+LOOK_S = 30.0
+"""How often the watch is compared with a list."""
+BLIND_S = 150.0
+"""A watch that has been behind for this long brings no events any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +64,16 @@ class OperatorProcess:
         self.reads_nodes = not options.namespaces
         self.stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ready = ""
+        """Whether it is at work or stands by, empty for neither."""
+        self._behind_s = 0.0
 
     async def run(self) -> None:
         """Until it is told to stop or has lost its lease."""
         await config.load_config()  # type: ignore[no-untyped-call]
         async with ApiClient() as client:
             servers = [
-                await _serve(self.options.health, {"/healthz": self._healthz}),
+                await _serve(self.options.health, {"/healthz": self._healthz, "/readyz": self._readyz}),
                 await _serve(self.options.metrics, {"/metrics": self._metrics}),
             ]
             try:
@@ -92,6 +100,8 @@ class OperatorProcess:
                     holds = operating is not None and time.monotonic() - held_at_s < RENEW_DEADLINE_S
                 else:
                     held_at_s = time.monotonic() if holds else held_at_s
+                    if not holds and operating is None:
+                        self._ready = "standing by"
                 if holds and operating is None:
                     logger.info("holding the lease as %s", self.options.identity)
                     operating = asyncio.create_task(self._operate(client))
@@ -120,8 +130,10 @@ class OperatorProcess:
             for _ in range(WORKERS):
                 self._tasks.append(asyncio.create_task(self._work(reconciler)))
             self._tasks.append(asyncio.create_task(self._resync(indices)))
+            self._tasks.append(asyncio.create_task(self._compare(api, indices)))
 
         async def end(**_: Any) -> None:
+            self._ready = ""
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,12 +180,39 @@ class OperatorProcess:
                 for key in keys:
                     self.queue.add(key)
 
+    async def _compare(self, api: KubeApi, indices: Any) -> None:
+        """Ready once the API server lets us list what we look after; healthy while the watch keeps up with that."""
+        age = WatchAge()
+        while True:
+            try:
+                listed: dict[Key, str] = {}
+                for namespace in self.options.namespaces or ("",):
+                    listed |= await api.versions(namespace)
+            except TEMPORARY as error:
+                # Nothing is known of the watch. Whoever restarts us for that helps nobody.
+                logger.warning("resources cannot be listed: %s", error)
+            else:
+                self._ready = "at work"
+                resources = indices["resources"]
+                watched = {
+                    key: body["metadata"]["resourceVersion"] for key in list(resources) for body in resources[key]
+                }
+                self._behind_s = age.observe(listed, watched, time.monotonic())
+            await asyncio.sleep(LOOK_S if self._ready else RETRY_S)
+
     async def _healthz(self, _: aiohttp.web.Request) -> aiohttp.web.Response:
         lag_s = self.queue.lag_s()
         dead = [task for task in self._tasks if task.done()]
-        if lag_s > STUCK_S or dead:
-            return aiohttp.web.Response(status=503, text=f"work has waited {lag_s:.0f} s; {len(dead)} tasks ended\n")
+        if lag_s > STUCK_S or self._behind_s > BLIND_S or dead:
+            text = f"work has waited {lag_s:.0f} s; watch behind for {self._behind_s:.0f} s; {len(dead)} tasks ended\n"
+            return aiohttp.web.Response(status=503, text=text)
         return aiohttp.web.Response(text="ok\n")
+
+    async def _readyz(self, _: aiohttp.web.Request) -> aiohttp.web.Response:
+        """So that whoever waits for a rollout, such as `helm --wait`, waits until resources are looked after."""
+        if self._ready:
+            return aiohttp.web.Response(text=f"{self._ready}\n")
+        return aiohttp.web.Response(status=503, text="starting\n")
 
     async def _metrics(self, _: aiohttp.web.Request) -> aiohttp.web.Response:
         return aiohttp.web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -13,6 +13,7 @@ from typing import Any
 
 from stream2llm import settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, explained, shown_url
+from stream2llm.entries import EntryRules
 from stream2llm.keys import PoolKeys
 from stream2llm_router.declaring import Declaration, parse_tenants
 from stream2llm_router.gateway.arguments import HTTPArguments, add_http_arguments, http_from_arguments
@@ -40,7 +41,13 @@ class RouteCommand:
             metavar="N",
             help=f"how long an open waits for a pod with room (default {settings.OPEN_WAIT_MS // 1000})",
         )
-
+        parser.add_argument(
+            "--max-chunk-bytes",
+            type=_chunk_bytes,
+            default=os.environ.get("STREAM2LLM_MAX_CHUNK_BYTES", str(settings.MAX_CHUNK_BYTES)),
+            metavar="N",
+            help=f"longest chunk or context item that is taken, at most and by default {settings.MAX_CHUNK_BYTES}",
+        )
         parser.add_argument(
             "--tenants-file",
             metavar="FILE",
@@ -78,6 +85,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
         retain_s=args.retain_seconds,
         open_wait_ms=args.open_wait_seconds * 1000,
         declaration=Declaration(client, keys, Path(args.tenants_file)) if args.tenants_file else None,
+        rules=EntryRules(max_chunk_bytes=args.max_chunk_bytes),
     )
 
     try:
@@ -125,6 +133,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _chunk_bytes(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= settings.MAX_CHUNK_BYTES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {settings.MAX_CHUNK_BYTES}, not {value}")
     return value
 
 

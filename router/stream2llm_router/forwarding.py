@@ -14,6 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from stream2llm import settings
 from stream2llm.connecting import explained
+from stream2llm.entries import DEFAULT_RULES, EntryRules
 from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm.overview.reading import Overview, TenantView
 from stream2llm.retrying import passes
@@ -99,11 +100,12 @@ class Forwarder:
         open_wait_ms: int = settings.OPEN_WAIT_MS,
         block_ms: int = settings.BLOCK_MS,
         declaration: Declaration | None = None,
+        rules: EntryRules = DEFAULT_RULES,
     ) -> None:
         """declaration: the file that says which tenants there are, where there is one."""
         self._client, self._keys, self._metrics = client, keys, metrics
         self._retain_ms, self._block_ms = retain_s * 1000, block_ms
-        self._declaration = declaration
+        self._declaration, self._rules = declaration, rules
         self._scripts = Scripts(client)
         self._fleet = Fleet(client, keys)
         self.leases = Leases(self._scripts, keys)
@@ -344,7 +346,7 @@ class Forwarder:
         if ahead:
             finish = self._scripts.begin("forward", keys, arguments)
             try:
-                self._judged = {(tenant, identifier): judge(fields) for identifier, fields in ahead}
+                self._judged = {(tenant, identifier): judge(fields, self._rules) for identifier, fields in ahead}
             finally:
                 answer = finish()
         else:
@@ -361,7 +363,7 @@ class Forwarder:
     def _judge(self, tenant: str, identifier: bytes, fields: dict[bytes, bytes]) -> Verdict:
         if self._failures.get(tenant, 0) >= INTERNAL_AFTER_FAILURES:
             return refused_as_internal(fields)
-        return self._judged.pop((tenant, identifier), None) or judge(fields)
+        return self._judged.pop((tenant, identifier), None) or judge(fields, self._rules)
 
     def _more(self, tenant: str, verdict: Verdict) -> str:
         """What the script needs to know of an open, or of an entry that is wrong."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stream2llm.entries import EntryError, Open, parse_entry
+from stream2llm.entries import DEFAULT_RULES, EntryError, EntryRules, Open, parse_entry
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import STREAM_PATTERN
 
@@ -39,10 +39,10 @@ class Verdict:
     field: str = ""
 
 
-def judge(fields: Mapping[bytes, bytes]) -> Verdict:
+def judge(fields: Mapping[bytes, bytes], rules: EntryRules = DEFAULT_RULES) -> Verdict:
     """The verdict on one raw entry. Never raises: whatever goes wrong is the entry's fault, or counts as `internal`."""
     try:
-        entry = parse_entry(fields)
+        entry = parse_entry(fields, rules)
         if isinstance(entry, Open):
             model = entry.params.get("model")
             beginning = _beginning(entry)

@@ -22,6 +22,7 @@ from stream2llm.entries import (
     ContextItem,
     Entry,
     EntryError,
+    EntryRules,
     Finish,
     Open,
     StreamOptions,
@@ -260,6 +261,36 @@ def test_limits_are_inclusive() -> None:
         nested = [nested]
     opening = {**OPEN, "stream": "s", "params": json.dumps({"a": nested})}
     assert parse_entry({name.encode(): value.encode() for name, value in opening.items()})
+
+
+def test_a_pool_may_take_shorter_chunks_only() -> None:
+    rules = EntryRules(max_chunk_bytes=8)
+    for raw in (
+        {b"op": b"append", b"text": b"123456789"},
+        {b"op": b"finish", b"tokens": b"[1,2,3,4,5]"},
+        {b"op": b"update", b"context": json.dumps([{"id": "a", "text": "123456789"}]).encode()},
+    ):
+        assert parse_entry({b"stream": b"s", **raw})
+        with pytest.raises(EntryError, match=r"limit 8$") as caught:
+            parse_entry({b"stream": b"s", **raw}, rules)
+        assert caught.value.code == ErrorCode.CHUNK_TOO_LARGE
+    assert parse_entry({b"stream": b"s", b"op": b"append", b"text": b"12345678"}, rules) == Append("s", "12345678")
+
+
+def test_a_pool_may_have_its_own_idle_timeout_where_an_open_names_none() -> None:
+    rules = EntryRules(idle_timeout_ms=5_000)
+
+    def timeout(**options: int) -> int:
+        raw = {b"stream": b"s", b"op": b"open", b"prompt": b"{context}", b"options": json.dumps(options).encode()}
+        opened = parse_entry(raw, rules)
+        assert isinstance(opened, Open)
+        return opened.options.idle_timeout_ms
+
+    assert timeout() == timeout(deadline_ms=9) == 5_000
+    assert timeout(idle_timeout_ms=7_000) == 7_000
+    bare = parse_entry({b"stream": b"s", b"op": b"open", b"prompt": b"{context}"}, rules)
+    assert isinstance(bare, Open)
+    assert bare.options.idle_timeout_ms == 5_000
 
 
 def test_the_marker_may_be_chosen() -> None:

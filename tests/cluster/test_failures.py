@@ -46,11 +46,44 @@ def test_image_that_is_not_there(pool: Pool) -> None:
     wait_reason(pool, "Starting")
 
 
+def test_model_that_is_not_there(pool: Pool) -> None:
+    spec = recomputing()
+    spec["model"]["source"]["pvc"]["path"] = "no/such/model"
+    pool.apply(spec)
+    assert "no/such/model" in wait_reason(pool, "CrashLoop")
+
+
 def test_claim_that_is_not_there(pool: Pool) -> None:
     spec = recomputing()
     spec["model"]["source"]["pvc"]["claimName"] = "nobody-has-it"
     pool.apply(idle(spec))
     assert "nobody-has-it" in wait_reason(pool, "Unschedulable")
+
+
+def test_redis_that_is_not_there(pool: Pool) -> None:
+    spec = recomputing()
+    spec["streams"]["redis"]["url"] = "redis://nobody.stream2llm:6379"
+    pool.apply(spec)
+    wait_reason(pool, "NotReady", "RouterReady")
+    assert "redis://nobody.stream2llm:6379" in wait_reason(pool, "CrashLoop", "PodsReady")
+    # And recovers by itself.
+    pool.cluster.kubectl(
+        *("--namespace", cpu_pool.SYSTEM_NAMESPACE, "create", "service", "externalname", "nobody"),
+        *("--external-name", f"{cpu_pool.RELEASE}-valkey.{cpu_pool.SYSTEM_NAMESPACE}.svc.cluster.local"),
+    )
+    try:
+        wait_reason(pool, "AllReady", "RouterReady")
+    finally:
+        pool.cluster.kubectl("--namespace", cpu_pool.SYSTEM_NAMESPACE, "delete", "service", "nobody")
+
+
+def test_job_that_is_really_killed_for_its_memory(pool: Pool) -> None:
+    spec = cpu_pool.spec()
+    profile = {"name": "profile", "resources": {"limits": {"memory": "96Mi"}}}
+    spec["costProfile"]["measure"]["job"]["template"] = {"spec": {"containers": [profile]}}
+    pool.apply(spec)
+    wait_reason(pool, "OutOfMemory", "Profiled")
+    assert reason(pool) == "OutOfMemory"
 
 
 def test_job_past_its_deadline(pool: Pool) -> None:

@@ -62,7 +62,9 @@ FULL: dict[str, Any] = {
                 "clientCertSecretRef": {"name": "redis-client"},
             },
         },
+        "idleTimeoutSeconds": 60,
         "maxOpenStreams": 256,
+        "maxChunk": "512Ki",
         "tenants": [{"name": "search", "weight": 3, "maxOpenStreams": 200}, {"name": "news"}],
     },
     "router": {

@@ -105,7 +105,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str, str]] = [
         "TemplateRejected",
         "nodeSelektor",
     ),
-    ("field without effect", {"streams": {"maxChunk": "2Mi"}}, "UnsupportedField", "streams.maxChunk"),
+    ("value that no schema sees", {"streams": {"maxChunk": "2Mi"}}, "InvalidValue", "streams.maxChunk 2Mi must be"),
     ("autoscaling without Prometheus", {"autoscaling": {"maxReplicas": 4}}, "AutoscalingIncomplete", "prometheus"),
 ]
 

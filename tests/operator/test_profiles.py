@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,9 +9,15 @@ import pytest
 from profiles import profile_text
 from scenarios import MINIMAL, SETTINGS, pool
 
+from stream2llm.costprofile import parse_profile
 from stream2llm_operator.desired.naming import POOL_LABEL
-from stream2llm_operator.desired.profiling import JOB_DIGEST_ANNOTATION, RERUN_ANNOTATION, profile_request
-from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide
+from stream2llm_operator.desired.profiling import (
+    JOB_DIGEST_ANNOTATION,
+    RERUN_ANNOTATION,
+    ProfileRequest,
+    profile_request,
+)
+from stream2llm_operator.profiles import ProfileDecision, ProfileFacts, decide, find_bundled
 from stream2llm_operator.status.diagnosing import Finding
 from stream2llm_operator.status.reasons import REASONS
 
@@ -184,6 +191,52 @@ def test_provided_profile(there: dict[str, Any] | None, reason: str) -> None:
     assert made.verdict.reason == reason
     assert (made.mounted is not None) == (reason == "Provided")
     assert not made.start_job
+
+
+def bundled_request(version: str = "0.32.0") -> ProfileRequest:
+    settings = replace(SETTINGS, engine_version=version)
+    made = profile_request(pool(spec(bundled={})), settings, "NVIDIA-H200")
+    assert made is not None
+    return made
+
+
+def test_bundled_profile_is_copied_once_and_pods_read_it_at_once() -> None:
+    request, profile = bundled_request(), parse_profile(profile_text(source="estimated"))
+    wanted = spec(bundled={})
+    made = decided(ProfileFacts(None, bundled=profile), wanted)
+    assert made.store == profile
+    assert made.mounted is not None
+    assert (made.mounted.config_map, made.mounted.key) == (f"stream2llm-profile-{request.hash}", "profile.json")
+    assert (made.verdict.holds, made.verdict.reason) == (True, "Bundled")
+    assert made.verdict.message == "estimated from published figures"
+    kept = {"metadata": {"name": made.mounted.config_map}, "data": {"profile.json": profile.to_json()}}
+    again = decided(ProfileFacts(kept, bundled=profile), wanted)
+    assert again.store is None
+    assert again.mounted == made.mounted
+
+
+def test_no_bundled_profile_that_fits_is_said_and_pods_start_without() -> None:
+    made = decided(ProfileFacts(None), spec(bundled={}))
+    assert (made.verdict.holds, made.verdict.reason) == (False, "ProfileNotFound")
+    assert "NVIDIA-H200, meta-llama/Llama-3.1-8B-Instruct, tensor parallel 1" in made.verdict.message
+    assert (made.mounted, made.store, made.may_start_pods) == (None, None, True)
+
+
+def test_a_bundled_profile_must_fit_and_a_measured_one_is_better() -> None:
+    estimated = parse_profile(profile_text(source="estimated", vllm_version="0.33.0"))
+    measured = parse_profile(profile_text())
+    other = parse_profile(profile_text(tensor_parallel_size=8))
+    assert find_bundled([other], bundled_request(), "0.32.0") is None
+    assert find_bundled([estimated, other, measured], bundled_request(), "0.32.0") == measured
+    # An estimate does not depend on vLLM's version, what was measured does.
+    found = find_bundled([measured, estimated], bundled_request("0.33.1"), "0.33.1")
+    assert found == replace(estimated, vllm_version="0.33.1")
+
+
+def test_a_bundled_and_a_measured_profile_of_one_engine_have_names_of_their_own() -> None:
+    measured = profile_request(pool(spec(measure={})), SETTINGS, "NVIDIA-H200")
+    assert measured is not None
+    assert measured.hash != bundled_request().hash
 
 
 def test_not_needed_without_a_choice() -> None:

@@ -262,6 +262,20 @@ def test_poison_stops_nothing(client: redis.Redis, start: Any) -> None:
     assert [f[b"code"] for _, f in client.xrange(KEYS.rejected(TENANT))] == [b"malformed"] * 4
 
 
+def test_a_chunk_longer_than_the_pool_s_is_told_and_left_out(client: redis.Redis, start: Any) -> None:
+    beat(client)
+    start("--max-chunk-bytes", "8")
+    client.xadd(KEYS.ingress(TENANT), encode(Open("s", prompt="a {context}")))
+    for text in ("12345678", "123456789", "1234"):
+        client.xadd(KEYS.ingress(TENANT), encode(Append("s", text=text)))
+    eventually(lambda: client.xlen(KEYS.ingress(TENANT)) == 0, "ingress is empty")
+    texts = [fields.get(b"text") for _, fields in client.xrange(KEYS.entries(TENANT, "s"))]
+    assert texts == [None, b"12345678", b"1234"]
+    (event,) = [json.loads(fields[b"data"]) for _, fields in client.xrange(KEYS.reply(TENANT, "s"))]
+    assert (event["code"], event["terminal"]) == ("chunk_too_large", False)
+    assert event["message"] == "text has 9 bytes, limit 8"
+
+
 def test_one_tenants_broken_keys_do_not_stop_another(client: redis.Redis, start: Any) -> None:
     beat(client)
     client.sadd(KEYS.tenants, "good", "broken", "Bad:Name", "leaseless")
@@ -372,6 +386,7 @@ def test_an_evicting_server_is_refused(client: redis.Redis, start: Any) -> None:
         (["--http", "nowhere"], "HOST:PORT"),
         (["--redis", "redis://user:secret@127.0.0.1:1"], "--redis-password-file"),
         (["--retain-seconds", "0"], "at least 1"),
+        (["--max-chunk-bytes", "1048577"], "must be from 1 to 1048576"),
     ],
 )
 def test_bad_arguments_are_explained(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
@@ -31,6 +32,20 @@ Quantity = Annotated[
     ),
 ]
 """An amount with a binary or decimal suffix, as Kubernetes writes it."""
+
+_FACTORS = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTP", 1)},
+    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTP", 1)},
+}
+
+
+def quantity_bytes(quantity: str) -> int:
+    """The whole bytes in a Quantity; what is below one is dropped."""
+    number = quantity.rstrip("mkMGTPKi")
+    return int(Decimal(number) * _FACTORS[quantity[len(number) :]])
+
 
 Template = Annotated[
     dict[str, Any],

@@ -306,7 +306,7 @@ class Streams(Part):
     max_open_streams: Annotated[int, Field(ge=1, le=16_383)] = 128
     """Streams open in one pod at a time; must be below engine.maxSequences."""
     max_chunk: Quantity = "1Mi"
-    """Size of one chunk, at most."""
+    """Longest chunk or context item that routers take, in bytes; at most 1Mi."""
     tenants: Annotated[list[Tenant], Field(min_length=1, max_length=256, json_schema_extra={"x-map-key": "name"})] = (
         Field(default=[Tenant(name="default")])
     )

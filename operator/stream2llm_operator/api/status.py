@@ -42,7 +42,7 @@ class ProfileStatus(Part):
     """The cost profile in use."""
 
     config_map: Text = ""
-    """The ConfigMap that holds it; empty for a bundled one."""
+    """The ConfigMap that holds it."""
     source: Annotated[str, StringConstraints(max_length=32)] = ""
     """`measured`, `estimated` or `imported`."""
     measured_at: Annotated[str, StringConstraints(max_length=64)] = ""

@@ -54,12 +54,16 @@ class ProfileRequest:
     vllm_minor: str
     max_length_tokens: int
     """Longest prompt measured; 0 for the model's own length."""
+    bundled: bool = False
+    """One that came with the operator is asked for. It has a name of its own beside one that was measured."""
 
     @property
     def hash(self) -> str:
         """Ten hexadecimal digits, for names and labels."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        fields = asdict(self)
+        if not self.bundled:
+            del fields["bundled"]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:10]
 
     def mismatches(self, profile: CostProfile) -> list[str]:
         """One line for each field in which a profile is not what was asked for."""
@@ -90,6 +94,7 @@ def profile_request(pool: Pool, settings: OperatorSettings, gpu_product: str | N
     flags = {name: _flag(spec.engine.extra_args, *flag) for name, flag in _FLAGS.items()}
     measure = spec.cost_profile.measure
     longest = measure.job.max_length_tokens if measure is not None else None
+    bundled = spec.cost_profile.bundled is not None
     return ProfileRequest(
         gpu=gpu,
         model=model,
@@ -98,7 +103,8 @@ def profile_request(pool: Pool, settings: OperatorSettings, gpu_product: str | N
         tensor_parallel_size=spec.engine.parallelism.tensor,
         max_num_batched_tokens=spec.engine.max_batched_tokens,
         vllm_minor=vllm_minor(version),
-        max_length_tokens=longest or spec.model.max_length_tokens or 0,
+        max_length_tokens=0 if bundled else longest or spec.model.max_length_tokens or 0,
+        bundled=bundled,
         **flags,
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stream2llm.settings import MAX_CHUNK_BYTES
+from stream2llm_operator.api.fields import quantity_bytes
 from stream2llm_operator.api.spec import Spec
 
 # Flags of vLLM and of `stream2llm serve` that a typed field sets, each with the field; without a field, the operator's.
@@ -35,6 +37,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--redis-key-file": "streams.redis.tls",
     "--pool": "streams.poolName",
     "--drain-seconds": "drain.timeoutSeconds",
+    "--idle-timeout-seconds": "streams.idleTimeoutSeconds",
     "--pod": "",
     "--host": "",
     "--port": "",
@@ -87,9 +90,9 @@ def refusals(spec: Spec) -> list[Refusal]:
         found.append(
             Refusal("AutoscalingIncomplete", "autoscaling.prometheus.serverAddress is needed to scale through KEDA")
         )
-    found += [
-        Refusal("UnsupportedField", f"{field} has no effect in this version; take it out") for field in _idle(spec)
-    ]
+    chunk_bytes = quantity_bytes(spec.streams.max_chunk)
+    if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+        found.append(Refusal("InvalidValue", f"streams.maxChunk {spec.streams.max_chunk} must be from 1 byte to 1Mi"))
     return found
 
 
@@ -140,15 +143,3 @@ def _containers(template: dict[str, object]) -> list[dict[str, object]]:
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
     return [item for item in containers if isinstance(item, dict)] if isinstance(containers, list) else []
-
-
-def _idle(spec: Spec) -> list[str]:
-    """Fields that are set to something else than their default and that nothing reads yet."""
-    found = []
-    if spec.cost_profile.bundled is not None:
-        found.append("costProfile.bundled")
-    if spec.streams.idle_timeout_seconds != 120:
-        found.append("streams.idleTimeoutSeconds")
-    if spec.streams.max_chunk != "1Mi":
-        found.append("streams.maxChunk")
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from stream2llm_operator.api.fields import quantity_bytes
 from stream2llm_operator.desired.engine import container_security, pod_security
 from stream2llm_operator.desired.merging import merged
 from stream2llm_operator.desired.naming import ROUTER_PORT, labels, metadata, router_name, router_selector, tenants_name
@@ -20,6 +21,7 @@ def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
     """Routers share the tenants by leases, so one is replaced while the others work."""
     redis = redis_access(pool)
     arguments = ["route", "--http", f"0.0.0.0:{ROUTER_PORT}", *redis.arguments]
+    arguments += ["--max-chunk-bytes", str(quantity_bytes(pool.spec.streams.max_chunk))]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts]
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}, *redis.volumes]
     if pool.spec.router.auth is not None:

@@ -39,6 +39,7 @@ def deployment(
     arguments += ["--policy", spec.scheduling.policy, "--preemption", preemption]
     arguments += ["--max-wait-seconds", str(spec.scheduling.max_wait_seconds)]
     arguments += ["--max-open-streams", str(spec.streams.max_open_streams)]
+    arguments += ["--idle-timeout-seconds", str(spec.streams.idle_timeout_seconds)]
     arguments += ["--drain-seconds", str(spec.drain.timeout_seconds), "--port", str(POD_PORT)]
     if preemption != "recompute" and spec.engine.swap is not None:
         arguments += ["--swap-space", spec.engine.swap.cpu]

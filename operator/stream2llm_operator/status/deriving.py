@@ -97,8 +97,12 @@ def verdicts(
     scaling: Verdict,
     waiting_for_profile: bool,
     gpus: GPUs,
+    redis: Finding | None = None,
 ) -> dict[str, Verdict]:
-    """All conditions by name. What stands in the way most becomes Ready's reason."""
+    """All conditions by name. What stands in the way most becomes Ready's reason.
+
+    redis: what routers say of it, where none of them is ready.
+    """
     result = {
         PROFILED: profiled,
         PODS_READY: workload_verdict(pods, gpus=gpus, all_ready=True),
@@ -106,6 +110,8 @@ def verdicts(
         SCALING_READY: scaling,
         STALLED: Verdict(False, "AsWanted") if stalled is None else Verdict(True, stalled.reason, stalled.message),
     }
+    if redis is not None and result[ROUTER_READY].holds is False:
+        result[ROUTER_READY] = Verdict(False, redis.reason, redis.message)
     if waiting_for_profile and pods.deployment is None:
         result[PODS_READY] = Verdict(False, "WaitingForProfile", profiled.message)
     result[READY] = _ready(result, waiting_for_profile)
@@ -117,7 +123,9 @@ def _ready(found: Mapping[str, Verdict], waiting_for_profile: bool) -> Verdict:
         return Verdict(False, found[STALLED].reason, found[STALLED].message)
     if waiting_for_profile and found[PODS_READY].reason == "WaitingForProfile":
         return Verdict(False, found[PROFILED].reason, found[PROFILED].message)
-    for name in (PODS_READY, ROUTER_READY):
+    # Pods cannot start without Redis either, and then say less of it.
+    in_order = (PODS_READY, ROUTER_READY)
+    for name in reversed(in_order) if found[ROUTER_READY].reason == "RedisUnreachable" else in_order:
         if not found[name].holds:
             return Verdict(found[name].holds, found[name].reason, found[name].message)
     return Verdict(True, "Serving", found[PODS_READY].message)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 MAX_MESSAGE_CHARS = 600
+MAX_WORDS_CHARS = 400
+SETTLED_S = 5.0
+"""A container that has run for less has not tried everything yet."""
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError")
 # From what a person must do something about to what time may heal.
@@ -51,6 +55,20 @@ def diagnose(pods: Iterable[Mapping[str, Any]], gpus: GPUs = ANY_GPUS) -> Findin
     return min(found, key=lambda finding: _RANK.index(finding.reason), default=None)
 
 
+def unready_addresses(pods: Iterable[Mapping[str, Any]], now: datetime) -> list[str]:
+    """Of pods whose containers have run for a while and are not ready: they can be asked why."""
+    found = []
+    for pod in pods:
+        status = pod.get("status", {})
+        for container in status.get("containerStatuses") or ():
+            started = ((container.get("state") or {}).get("running") or {}).get("startedAt")
+            if container.get("ready") or not started or not status.get("podIP"):
+                continue
+            if (now - datetime.fromisoformat(started)).total_seconds() >= SETTLED_S:
+                found.append(str(status["podIP"]))
+    return sorted(set(found))
+
+
 def _findings(pod: Mapping[str, Any], gpus: GPUs) -> Iterator[Finding]:
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for condition in status.get("conditions") or ():
@@ -72,8 +90,8 @@ def _findings(pod: Mapping[str, Any], gpus: GPUs) -> Iterator[Finding]:
         elif ended.get("reason") == "OOMKilled" and not container.get("ready"):
             yield Finding("OutOfMemory", f"{where} was killed for its memory limit")
         elif reason == "CrashLoopBackOff":
-            words = str(ended.get("message", "")).strip() or f"exit status {ended.get('exitCode', 'unknown')}"
-            yield Finding("CrashLoop", _cut(f"{where}, {container.get('restartCount', 0)} restarts: {words}"))
+            words = _last(str(ended.get("message", ""))) or f"exit status {ended.get('exitCode', 'unknown')}"
+            yield Finding("CrashLoop", f"{where}, {container.get('restartCount', 0)} restarts: {words}")
 
 
 def _unschedulable(name: str, message: str, gpus: GPUs) -> Finding:
@@ -82,6 +100,12 @@ def _unschedulable(name: str, message: str, gpus: GPUs) -> Finding:
     if f"Insufficient {gpus.resource}" in message:
         return Finding("WaitingForGPU", _cut(f"pod {name}: {message}"))
     return Finding("Unschedulable", _cut(f"pod {name}: {message}"))
+
+
+def _last(text: str) -> str:
+    """The end of it: what ended a container is in its last words, after however long a traceback."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_WORDS_CHARS else f"…{line[1 - MAX_WORDS_CHARS :]}"
 
 
 def _cut(text: str) -> str:

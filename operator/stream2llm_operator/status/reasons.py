@@ -62,10 +62,10 @@ _TABLE: tuple[Reason, ...] = (
         "Correct the field that the message names.",
     ),
     Reason(
-        "UnsupportedField",
+        "InvalidValue",
         (STALLED,),
-        "A field is set that has no effect in this version of the operator.",
-        "Take it out, or install a version that has it.",
+        "A field has a value that the schema cannot see is wrong.",
+        "Give it a value within the limits that the message names.",
     ),
     Reason(
         "SpecUnreadable",
@@ -81,6 +81,12 @@ _TABLE: tuple[Reason, ...] = (
     ),
     # --------------------------------------------------------------- profile
     Reason("Measured", (PROFILED,), "The profile was measured on this GPU for this engine.", ""),
+    Reason(
+        "Bundled",
+        (PROFILED,),
+        "The profile is one that came with the operator; the message says where it is only an estimate.",
+        "",
+    ),
     Reason("Provided", (PROFILED,), "The profile is the one that `costProfile.configMapRef` names.", ""),
     Reason(
         "NotNeeded",
@@ -117,8 +123,8 @@ _TABLE: tuple[Reason, ...] = (
     Reason(
         "ProfileNotFound",
         (PROFILED,),
-        "The ConfigMap in `costProfile.configMapRef`, or its key, does not exist.",
-        "Create it, or correct the reference.",
+        "The ConfigMap in `costProfile.configMapRef`, or its key, does not exist; or no bundled profile fits.",
+        "Create it, or correct the reference; or measure.",
     ),
     Reason(
         "ProfileInvalid",
@@ -203,8 +209,15 @@ _TABLE: tuple[Reason, ...] = (
     Reason(
         "NotReady",
         (PODS_READY, ROUTER_READY),
-        "Containers run and are not ready. A router is ready while it reaches Redis.",
-        "For routers check `streams.redis` and that Redis answers; for pods read the log.",
+        "Containers run and are not ready.",
+        "Read the log.",
+    ),
+    Reason(
+        "RedisUnreachable",
+        (ROUTER_READY,),
+        "Routers run and cannot reach Redis, so no streams are taken.",
+        "Correct `streams.redis`, or see why that server does not answer: its address, password, certificates and "
+        "network policies.",
     ),
     # --------------------------------------------------------------- scaling
     Reason("NotAutoscaled", (SCALING_READY,), "`spec.replicas` is what people set.", ""),

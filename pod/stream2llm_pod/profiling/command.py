@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stream2llm_pod.serving.command import CannotServe, check_flags
+from stream2llm_pod.serving.command import CannotServe, check_flags, check_model
 
 if TYPE_CHECKING:
     from stream2llm.costprofile import CostProfile
@@ -99,6 +99,7 @@ def _check_arguments(args: argparse.Namespace, vllm_arguments: Sequence[str]) ->
     """Everything that can be found wrong in a moment, before the model is loaded."""
     try:
         check_flags(vllm_arguments)
+        check_model(args.model)
     except CannotServe as error:
         raise CannotProfile(str(error)) from error
     folder = args.output.absolute().parent
@@ -108,9 +109,6 @@ def _check_arguments(args: argparse.Namespace, vllm_arguments: Sequence[str]) ->
         raise CannotProfile(f"--output {args.output} is a folder; name a file")
     if not os.access(folder, os.W_OK):
         raise CannotProfile(f"--output {args.output}: {folder} cannot be written to")
-    looks_like_folder = args.model.startswith((".", "/", "~"))
-    if looks_like_folder and not Path(args.model).expanduser().joinpath("config.json").is_file():
-        raise CannotProfile(f"--model {args.model}: there is no config.json in that folder")
 
 
 def _measure(

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -57,6 +58,8 @@ OWNED_FLAGS = {
     "--model-tag": "use --model",
     "--uds": "a pod listens on --host and --port",
 }
+MODEL_FILES = ("config.json", "params.json")
+"""What describes a model, in Hugging Face's format or in Mistral's."""
 POD_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -147,6 +150,14 @@ class ServeCommand:
             help=f"how long the reply of an ended stream is kept (default {settings.RETAIN_S})",
         )
         parser.add_argument(
+            "--idle-timeout-seconds",
+            type=_idle_timeout,
+            default=_number("STREAM2LLM_IDLE_TIMEOUT_SECONDS", settings.IDLE_TIMEOUT_MS // 1000),
+            metavar="N",
+            help="a stream that nobody touches for so long ends, where its open says nothing else "
+            f"(default {settings.IDLE_TIMEOUT_MS // 1000})",
+        )
+        parser.add_argument(
             "--share-cache",
             action="store_true",
             default=os.environ.get("STREAM2LLM_SHARE_CACHE", "") == "1",
@@ -170,6 +181,7 @@ def serve(args: argparse.Namespace, vllm_arguments: list[str]) -> int:
     Raises CannotServe or BadRedisURL with a message that says what to do.
     """
     check_flags(vllm_arguments)
+    check_model(args.model)
     keys = _pool(args.pool)
     if not POD_NAME.fullmatch(args.pod):
         raise CannotServe(f"--pod {args.pod!r} must be 1 to 253 letters, digits, '.', '_' and '-'")
@@ -189,6 +201,17 @@ def check_flags(vllm_arguments: Sequence[str]) -> None:
         name = argument.split("=", 1)[0].replace("_", "-")
         if name in OWNED_FLAGS:
             raise CannotServe(f"{name} cannot be given: {OWNED_FLAGS[name]}")
+
+
+def check_model(model: str) -> None:
+    """A folder that is not there, or holds no model, is told in one line. vLLM would take it for a name on the hub."""
+    if not model.startswith((".", "/", "~")):
+        return
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise CannotServe(f"--model {model}: there is no such folder")
+    if path.is_dir() and not any((path / name).is_file() for name in MODEL_FILES):
+        raise CannotServe(f"--model {model}: there is no {' or '.join(MODEL_FILES)} in that folder")
 
 
 def check_port(host: str, port: int) -> None:
@@ -305,6 +328,7 @@ def _serve_vllm(
             retain_s=args.retain_seconds,
             drain_s=float(args.drain_seconds),
             share_cache=args.share_cache,
+            idle_timeout_s=args.idle_timeout_seconds,
         ),
     )
     configure_logging_from_args(parsed)
@@ -391,6 +415,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _idle_timeout(text: str) -> int:
+    value, most = int(text), settings.MAX_TIMEOUT_MS // 1000
+    if not 1 <= value <= most:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {most}, not {value}")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from stream2llm.entries import Entry, EntryError, Open, parse_entry
+from stream2llm.entries import DEFAULT_RULES, Entry, EntryError, EntryRules, Open, parse_entry
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
 from stream2llm.tenant_limits import checked_weight
@@ -97,6 +97,7 @@ class Intake:
     clock: RedisClock
     open_session: OpenSession
     lag: Callable[[float], None] = lambda seconds: None
+    rules: EntryRules = DEFAULT_RULES
     sessions: dict[StreamKey, SessionLike] = field(default_factory=dict)
     _count: int = BATCH_ENTRIES
 
@@ -233,7 +234,7 @@ class Intake:
         if not entries or _seq(entries[0][1]) != 1:
             return None
         try:
-            opening = parse_entry(entries[0][1])
+            opening = parse_entry(entries[0][1], self.rules)
         except EntryError as error:
             logger.error("the open of %s/%s cannot be read: %s", *key, error)
             return None

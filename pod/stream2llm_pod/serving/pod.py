@@ -18,7 +18,7 @@ from vllm.exceptions import VLLMServerError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from stream2llm.connecting import RedisTLS, connect_async
-from stream2llm.entries import Open
+from stream2llm.entries import EntryRules, Open
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
 from stream2llm_pod.engine.frontend import EngineRefusal, EngineStreams, StreamTooLong, UnknownStream, stats_of
@@ -60,6 +60,7 @@ class ServingSettings:
     retain_s: int
     drain_s: float
     share_cache: bool
+    idle_timeout_s: int
 
 
 class ServingPod:
@@ -128,6 +129,7 @@ class ServingPod:
             self._clock,
             self._open_session,
             lag=self._metrics.intake_lag.set,
+            rules=EntryRules(idle_timeout_ms=serving.idle_timeout_s * 1000),
         )
         cache = config.cache_config
         identity = Identity(

@@ -67,16 +67,15 @@ def test_templates_must_leave_what_the_operator_sets(template: dict[str, Any], m
     assert refused(template=template) == [("TemplateConflict", message)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"costProfile": {"bundled": {}}}, "costProfile.bundled"),
-        ({"streams": {"idleTimeoutSeconds": 60}}, "streams.idleTimeoutSeconds"),
-        ({"streams": {"maxChunk": "2Mi"}}, "streams.maxChunk"),
-    ],
-)
-def test_a_field_without_effect_is_refused_and_not_ignored(changes: dict[str, Any], field: str) -> None:
-    assert refused(**changes) == [("UnsupportedField", f"{field} has no effect in this version; take it out")]
+@pytest.mark.parametrize("chunk", ["0", "500m", "1025Ki", "2Mi", "1.1M", "1P"])
+def test_a_chunk_is_at_least_a_byte_and_at_most_what_the_protocol_takes(chunk: str) -> None:
+    message = f"streams.maxChunk {chunk} must be from 1 byte to 1Mi"
+    assert refused(streams={**MINIMAL["streams"], "maxChunk": chunk}) == [("InvalidValue", message)]
+
+
+@pytest.mark.parametrize("chunk", [1, "1", "64k", "1Mi", "1048576", "0.5Mi"])
+def test_every_way_to_write_a_chunk_s_size_is_taken(chunk: object) -> None:
+    assert refused(streams={**MINIMAL["streams"], "maxChunk": chunk}) == []
 
 
 def test_keda_needs_to_know_where_prometheus_is() -> None:

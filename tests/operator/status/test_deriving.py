@@ -36,6 +36,7 @@ def found(
     stalled: Finding | None = None,
     profiled: Verdict = PROFILED,
     waiting_for_profile: bool = False,
+    redis: Finding | None = None,
 ) -> dict[str, Verdict]:
     return verdicts(
         stalled=stalled,
@@ -45,6 +46,7 @@ def found(
         scaling=Verdict(True, "NotAutoscaled"),
         waiting_for_profile=waiting_for_profile,
         gpus=GPUs(),
+        redis=redis,
     )
 
 
@@ -81,7 +83,17 @@ def test_one_router_is_enough_and_one_pod_is_not() -> None:
     assert found(half, UP)["PodsReady"] == Verdict(False, "Starting", "1 of 2 ready")
 
 
-def test_router_that_runs_without_being_ready_points_at_redis() -> None:
+def test_redis_that_routers_miss_explains_the_pods_too() -> None:
+    away = Finding("RedisUnreachable", "routers cannot reach redis://r:6379")
+    sick = Workload(deployment(1, 0), (waiting("ImagePullBackOff"),))
+    result = found(sick, Workload(deployment(1, 0), ()), redis=away)
+    assert result["RouterReady"] == result["Ready"] == Verdict(False, away.reason, away.message)
+    assert result["PodsReady"].reason == "ImagePullFailed"
+    # Somebody is ready by now: what was said before no longer counts.
+    assert found(UP, UP, redis=away)["RouterReady"].reason == "AllReady"
+
+
+def test_router_that_runs_without_being_ready_is_said() -> None:
     running = {
         "metadata": {"name": "r"},
         "status": {"containerStatuses": [{"name": "router", "state": {"running": {}}}]},

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from stream2llm_operator.status.diagnosing import MAX_MESSAGE_CHARS, Finding, GPUs, diagnose
+from stream2llm_operator.status.diagnosing import (
+    MAX_MESSAGE_CHARS,
+    MAX_WORDS_CHARS,
+    Finding,
+    GPUs,
+    diagnose,
+    unready_addresses,
+)
 
 
 def pod(name: str = "a", *, scheduled: str | None = None, deleted: bool = False, **container: Any) -> dict[str, Any]:
@@ -83,6 +91,29 @@ def test_pods_that_go_and_pods_that_load_are_no_trouble() -> None:
 def test_a_container_that_recovered_from_its_memory_limit_is_no_trouble() -> None:
     recovered = pod(state={"running": {}}, lastState={"terminated": {"reason": "OOMKilled"}}, ready=True)
     assert diagnose([recovered]) is None
+
+
+def test_of_a_long_log_the_last_words_are_kept() -> None:
+    log = "Traceback\n" + "  File x\n" * 1000 + "ValueError: no such model"
+    ended = {"terminated": {"exitCode": 1, "message": log}}
+    found = diagnose([pod(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended, restartCount=1)])
+    assert found is not None
+    assert found.message.startswith("pod a, container engine, 1 restarts: …")
+    assert found.message.endswith("File x ValueError: no such model")
+    assert len(found.message) == len("pod a, container engine, 1 restarts: ") + MAX_WORDS_CHARS
+
+
+def test_who_runs_for_a_while_without_being_ready_can_be_asked() -> None:
+    now = datetime(2026, 11, 30, 12, 0, 10, tzinfo=UTC)
+
+    def router(address: str, started: str, *, ready: bool = False) -> dict[str, Any]:
+        made = pod(state={"running": {"startedAt": f"2026-11-30T12:00:{started}Z"}}, ready=ready)
+        made["status"]["podIP"] = address
+        return made
+
+    waiting = pod(state={"waiting": {"reason": "ErrImagePull"}})
+    pods = [router("10.0.0.2", "05"), router("10.0.0.3", "06"), router("10.0.0.4", "00", ready=True), waiting]
+    assert unready_addresses([*pods, router("10.0.0.1", "00")], now) == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_messages_are_cut() -> None:

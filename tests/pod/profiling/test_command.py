@@ -34,7 +34,7 @@ def test_bad_numbers_are_named(arguments: list[str], message: str, capsys: pytes
     [
         (["--model", "m", "--output", "/nowhere/p.json"], "--output /nowhere/p.json: there is no folder /nowhere"),
         (["--model", "m", "--output", "/tmp"], "--output /tmp is a folder; name a file"),
-        (["--model", "/nowhere", "--output", "p.json"], "--model /nowhere: there is no config.json in that folder"),
+        (["--model", "/nowhere", "--output", "p.json"], "--model /nowhere: there is no such folder"),
         (
             ["--model", "m", "--output", "p.json", "--scheduler-cls", "x"],
             "--scheduler-cls cannot be given: the scheduler is chosen by --policy",

@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 from served_pod import StandInRouter
 
-from stream2llm.entries import Append, Entry, Open
+from stream2llm.entries import Append, Entry, EntryRules, Open
 from stream2llm.errors import ErrorCode
 from stream2llm.events import Accepted, ErrorEvent, Token, encode
 from stream2llm.keys import PoolKeys
@@ -31,6 +31,7 @@ class Recorder:
     refused: list[ErrorCode] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     pending_bytes: int = 0
+    opening: Open | None = None
 
     @property
     def attempt(self) -> int:
@@ -67,7 +68,7 @@ def run(server: Any, body: Callable[[Intake, StandInRouter, list[Recorder]], Awa
         opened: list[Recorder] = []
 
         def open_session(tenant: str, opening: Open, adoption: Adoption) -> Recorder:
-            opened.append(Recorder(adoption))
+            opened.append(Recorder(adoption, opening=opening))
             return opened[-1]
 
         connection: redis.asyncio.Redis = redis.asyncio.Redis(port=server.port, protocol=2)
@@ -98,6 +99,18 @@ def test_adopt_then_log(server: Any) -> None:
         router.send("s", "append", text="c")
         await take_all(intake)
         assert opened[0].texts() == ["a", "b", "c"]
+
+    run(server, body)
+
+
+def test_an_open_that_names_no_idle_timeout_has_the_pod_s(server: Any) -> None:
+    async def body(intake: Intake, router: StandInRouter, opened: list[Recorder]) -> None:
+        intake.rules = EntryRules(idle_timeout_ms=5_000)
+        router.open("s", prompt="{context}")
+        router.open("t", prompt="{context}", options={"idle_timeout_ms": 7_000})
+        await take_all(intake)
+        found = [session.opening.options.idle_timeout_ms for session in opened if session.opening is not None]
+        assert found == [5_000, 7_000]
 
     run(server, body)
 

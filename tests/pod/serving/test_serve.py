@@ -343,6 +343,8 @@ def test_start_says_what_is_wrong(pod: Pod, tiny_text_model: Path, valkey_server
     own_redis = f"redis://127.0.0.1:{valkey_server.port}"
     port = pod.url.rsplit(":", 1)[1]
     assert f"port {port}" in refusal("--redis", own_redis, "--host", "127.0.0.1", "--port", port)
+    assert "--model /nowhere: there is no such folder" in refusal("--redis", own_redis, "--model", "/nowhere")
+    assert "must be from 1 to 86400, not 0" in refusal("--redis", own_redis, "--idle-timeout-seconds", "0")
     assert "--scheduler-cls cannot be given" in refusal("--redis", own_redis, "--scheduler-cls", "x.Y")
     assert "cannot be reached" in refusal("--redis", "redis://127.0.0.1:1", "--port", "18000")
     client = valkey_server.client()
