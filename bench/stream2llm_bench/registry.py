@@ -30,6 +30,10 @@ BENCHES = {
         "stream2llm_bench.autoscale.bench:BENCH",
         "a day of bursty traffic, scaled on our signals, on the KV cache alone and on the queue alone",
     ),
+    "operator": (
+        "stream2llm_bench.operating.bench:BENCH",
+        "our operator beside a bare kopf operator, on an API server with fake nodes",
+    ),
     "paper": ("stream2llm_bench.paper.bench:BENCH", "the published evaluation beside its simulation"),
     "policies": ("stream2llm_bench.policies.bench:BENCH", "our policies beside the paper's on its workloads"),
     "report": ("stream2llm_bench.rendering:BENCH", "one HTML page of what the benches have written"),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 
 import programs
@@ -17,13 +14,7 @@ def crd(plural: str) -> Path:
     path = programs.cache() / f"{plural}-{pin['version']}.yaml"
     if path.exists():
         return path
-    command = [str(programs.go_program()), "mod", "download", "-json", f"{pin['module']}@{pin['version']}"]
-    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", "GOWORK": "off"}
-    with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if result.returncode:
-        raise programs.NotAvailable(f"{' '.join(command)}: {(result.stdout + result.stderr).strip()[-2000:]}")
-    found = Path(json.loads(result.stdout)["Dir"]) / pin["file"]
+    found = programs.module_folder(pin["module"], pin["version"]) / pin["file"]
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_bytes(found.read_bytes())
     partial.rename(path)

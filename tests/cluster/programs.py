@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -163,6 +164,17 @@ def go_program() -> Path:
         _install(PINS["go"]["requirement"], partial)
         partial.rename(home)
     return program
+
+
+def module_folder(module: str, version: str) -> Path:
+    """The files of a Go module, fetched if Go's own cache has them not. Raises NotAvailable."""
+    command = [str(go_program()), "mod", "download", "-json", f"{module}@{version}"]
+    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", "GOWORK": "off"}
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if result.returncode:
+        raise NotAvailable(f"{' '.join(command)}: {(result.stdout + result.stderr).strip()[-2000:]}")
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def _build(folder: Path, packages: Mapping[str, str], version: str, *, kubernetes: bool = False) -> None:

@@ -36,6 +36,12 @@ def in_system(cluster: RealCluster, *arguments: str) -> str:
     return cluster.kubectl("--namespace", cpu_pool.SYSTEM_NAMESPACE, *arguments)
 
 
+def holder(cluster: RealCluster) -> str:
+    """The operator's pod that is at work; empty if none is."""
+    identity = in_system(cluster, "get", "lease", "stream2llm-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    return identity.rpartition("-")[0]
+
+
 def test_helm_test_upgrade_and_rollback(pool: Pool) -> None:
     cluster = pool.cluster
     pool.apply(idle_spec())
@@ -47,6 +53,13 @@ def test_helm_test_upgrade_and_rollback(pool: Pool) -> None:
     values["operator"] = {"replicas": 2}
     release(cluster, "upgrade", cpu_pool.RELEASE, str(CHART), "--wait", values=values)
     assert len(in_system(cluster, "get", "pods", *OPERATOR, "-o", "name").split()) == 2
+    # The one at work dies without a word, and the other one takes over.
+    wait_for("somebody holds the Lease", lambda: holder(cluster) != "", 120)
+    before = holder(cluster)
+    in_system(cluster, "delete", "pod", before, "--grace-period=0", "--force")
+    wait_for("the other one holds the Lease", lambda: holder(cluster) not in ("", before), 120)
+    pool.kubectl("scale", f"spf/{NAME}", "--replicas=3")
+    wait_for("three pods are asked for", lambda: pool.get("deployment")["spec"]["replicas"] == 3, 120)
     release(cluster, "rollback", cpu_pool.RELEASE, "1", "--wait")
     wait_for(
         "one operator is left",
@@ -85,6 +98,27 @@ def test_operator_killed_in_many_rounds(pool: Pool) -> None:
     services = {f"Service/{name}{suffix}" for name in wanted for suffix in ("", "-router")}
     wait_for("no orphan", lambda: {each for each in pool.objects() if each.startswith("Service/")} == services, 240)
     pool.kubectl("delete", "spf", "--all", "--timeout=60s")
+    wait_for("nothing is left", lambda: pool.objects() == [], 240)
+
+
+def test_control_plane_restarts_in_the_middle(pool: Pool) -> None:
+    plane = pool.cluster.plane
+    pool.apply(idle_spec())
+    for components in (("kube-apiserver",), ("kube-apiserver", "etcd")):
+        for name in components:
+            plane.stop_one(name, hard=True)
+        for name in reversed(components):
+            plane.start_one(name)
+        plane.wait_ready()
+        replicas = len(components) + 1
+        pool.kubectl("patch", "spf", NAME, "--type=merge", "-p", json.dumps({"spec": {"replicas": replicas}}))
+        running = ["Running"] * replicas
+        wait_for(
+            "the pods run", lambda running=running: [pod["status"]["phase"] for pod in pool.pods()] == running, 240
+        )
+    pool.kubectl("delete", "service", NAME)
+    wait_for("what was deleted is back", lambda: f"Service/{NAME}" in pool.objects(), 120)
+    pool.kubectl("delete", "spf", NAME, "--timeout=60s")
     wait_for("nothing is left", lambda: pool.objects() == [], 240)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import cpu_pool
 import pytest
 from images import reference
+from local_volumes import read_only
 from pools import Pool
 from waiting import wait_for
 
@@ -50,31 +54,69 @@ def test_model_that_is_not_there(pool: Pool) -> None:
     spec = recomputing()
     spec["model"]["source"]["pvc"]["path"] = "no/such/model"
     pool.apply(spec)
-    assert "no/such/model" in wait_reason(pool, "CrashLoop")
-
-
-def test_claim_that_is_not_there(pool: Pool) -> None:
-    spec = recomputing()
-    spec["model"]["source"]["pvc"]["claimName"] = "nobody-has-it"
+    assert "/no/such/model: there is no such folder" in wait_reason(pool, "CrashLoop")
+    del spec["model"]["source"]["pvc"]["path"]
     pool.apply(idle(spec))
-    assert "nobody-has-it" in wait_reason(pool, "Unschedulable")
+    wait_reason(pool, "Starting")
 
 
-def test_redis_that_is_not_there(pool: Pool) -> None:
+def test_claim_that_is_not_there_and_then_is(pool: Pool, model: Path) -> None:
     spec = recomputing()
-    spec["streams"]["redis"]["url"] = "redis://nobody.stream2llm:6379"
+    spec["model"]["source"]["pvc"]["claimName"] = "late"
+    pool.apply(idle(spec))
+    assert "late" in wait_reason(pool, "Unschedulable")
+    volumes = {"apiVersion": "v1", "kind": "List", "items": read_only(pool.namespace, "late", model)}
+    pool.kubectl("apply", "-f", "-", stdin=json.dumps(volumes))
+    try:
+        wait_reason(pool, "Starting")
+    finally:
+        pool.cluster.kubectl("delete", "persistentvolume", f"{pool.namespace}-late", "--wait=false")
+
+
+def test_redis_that_is_not_there_and_then_is(pool: Pool) -> None:
+    spec = idle(recomputing())
+    spec["streams"]["redis"]["url"] = "redis://late.stream2llm:6379"
     pool.apply(spec)
-    wait_reason(pool, "NotReady", "RouterReady")
-    assert "redis://nobody.stream2llm:6379" in wait_reason(pool, "CrashLoop", "PodsReady")
-    # And recovers by itself.
-    pool.cluster.kubectl(
-        *("--namespace", cpu_pool.SYSTEM_NAMESPACE, "create", "service", "externalname", "nobody"),
-        *("--external-name", f"{cpu_pool.RELEASE}-valkey.{cpu_pool.SYSTEM_NAMESPACE}.svc.cluster.local"),
-    )
+    assert "redis://late.stream2llm:6379" in wait_reason(pool, "RedisUnreachable", "RouterReady")
+    # It explains more than that pods are starting.
+    wait_reason(pool, "RedisUnreachable")
+    system = ("--namespace", cpu_pool.SYSTEM_NAMESPACE)
+    valkey = f"{cpu_pool.RELEASE}-valkey.{cpu_pool.SYSTEM_NAMESPACE}.svc.cluster.local"
+    pool.cluster.kubectl(*system, "create", "service", "externalname", "late", "--external-name", valkey)
     try:
         wait_reason(pool, "AllReady", "RouterReady")
     finally:
-        pool.cluster.kubectl("--namespace", cpu_pool.SYSTEM_NAMESPACE, "delete", "service", "nobody")
+        pool.cluster.kubectl(*system, "delete", "service", "late")
+
+
+MISTAKES: list[tuple[str, dict[str, dict[str, Any]], str, str]] = [
+    ("Stalled", {"scheduling": {"policy": "lru"}}, "UnknownPolicy", "'lru' is not one of"),
+    ("Stalled", {"engine": {"extraArgs": ["--dtype=half"]}}, "ExtraArgConflict", "is set by model.dtype"),
+    ("Stalled", {"streams": {"maxChunk": "2Mi"}}, "InvalidValue", "streams.maxChunk 2Mi"),
+    ("Stalled", {"template": {"spec": {"nodeSelektor": {"a": "b"}}}}, "TemplateRejected", "nodeSelektor"),
+    ("Profiled", {"engine": {"device": "CUDA"}}, "GPUProductUnknown", "set gpu.product"),
+    ("Profiled", {"costProfile": {"configMapRef": {"name": "own", "key": "json"}}}, "ProfileInvalid", "schema: is"),
+    ("Profiled", {"costProfile": {"configMapRef": {"name": "none", "key": "json"}}}, "ProfileNotFound", "none"),
+    ("Profiled", {"costProfile": {"bundled": {}}}, "ProfileNotFound", "none of those that came with this operator"),
+]
+
+
+def test_mistakes_that_no_schema_sees(pool: Pool) -> None:
+    """One after another on a pool that runs: each has its reason, and the next spec heals it."""
+    pool.kubectl("create", "configmap", "own", "--from-literal=json={}")
+    good = idle(cpu_pool.spec(scheduling={"preemption": "cost"}, costProfile={"measure": {"whileMissing": "Estimate"}}))
+    good["costProfile"]["measure"]["job"] = {"template": {"spec": {"nodeSelector": {"no": "node"}}}}
+    pool.apply(good)
+    wait_reason(pool, "Starting")
+    for condition, change, wanted, words in MISTAKES:
+        spec = copy.deepcopy(good)
+        for field, value in change.items():
+            spec[field] = value if field == "costProfile" else {**spec[field], **value}
+        pool.apply(spec)
+        assert words in wait_reason(pool, wanted, condition)
+        pool.apply(good)
+        wait_reason(pool, "AsWanted", "Stalled")
+        wait_reason(pool, "Unschedulable", "Profiled")
 
 
 def test_job_that_is_really_killed_for_its_memory(pool: Pool) -> None:
@@ -83,7 +125,11 @@ def test_job_that_is_really_killed_for_its_memory(pool: Pool) -> None:
     spec["costProfile"]["measure"]["job"]["template"] = {"spec": {"containers": [profile]}}
     pool.apply(spec)
     wait_reason(pool, "OutOfMemory", "Profiled")
+    # Pods wait for the profile, so it is what stands in the way.
     assert reason(pool) == "OutOfMemory"
+    profile["resources"]["limits"]["memory"] = "6Gi"
+    pool.apply(spec)
+    wait_reason(pool, "Profiling", "Profiled")
 
 
 def test_job_past_its_deadline(pool: Pool) -> None:

@@ -36,6 +36,10 @@ class Child:
             )
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def exit_status(self) -> int | None:
         """None while it runs; negative for a signal."""
         return self._process.poll()
