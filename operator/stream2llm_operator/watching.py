@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stream2llm_operator.queueing import Key
+Key = tuple[str, str]
+"""Namespace and name of a resource."""
 
 
 @dataclass(slots=True)

@@ -22,8 +22,9 @@ def context(number: int) -> list[str]:
 
 def test_open_streams_survive_a_change_of_the_engine(pool: Pool) -> None:
     spec = cpu_pool.spec(scheduling={"preemption": "recompute"}, costProfile={"measure": {}}, replicas=2)
-    # Either pod has room for all.
-    spec["engine"]["maxSequences"], spec["streams"]["maxOpenStreams"] = 128, 64
+    # Either pod has room for all, and they may stay open while engines start.
+    spec["engine"]["maxSequences"] = 128
+    spec["streams"] |= {"maxOpenStreams": 64, "idleTimeoutSeconds": 3600}
     pool.apply(spec)
     pool.wait("Ready")
     streams = [f"s{number}" for number in range(STREAMS)]
@@ -36,7 +37,7 @@ def test_open_streams_survive_a_change_of_the_engine(pool: Pool) -> None:
     spec["engine"]["maxBatchedTokens"] = 256
     pool.apply(spec)
     wait_for("the change is under way", lambda: pool.condition("Ready")[0] == "False", 120)
-    pool.wait("Ready")
+    pool.wait("Ready", 1200)
     assert before.isdisjoint(pod["metadata"]["uid"] for pod in pool.pods())
 
     for number, stream in enumerate(streams):
