@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cpu_pool
+import redis
 from node import RealCluster
 
 NAME = "tiny"
@@ -65,14 +66,26 @@ class Pool:
     def key_prefix(self) -> str:
         return str(self.get("spf")["status"]["ingressKeyPrefix"])
 
-    def redis_cli(self, *arguments: str, stdin: str | None = None) -> str:
-        """A plain redis-cli on this machine. Raises RuntimeError with what it said."""
-        host = self.cluster.kubectl(
+    @property
+    def redis_host(self) -> str:
+        """The address of the cluster's Valkey."""
+        return self.cluster.kubectl(
             *("--namespace", cpu_pool.SYSTEM_NAMESPACE, "get", "service", f"{cpu_pool.RELEASE}-valkey"),
             *("-o", "jsonpath={.spec.clusterIP}"),
         )
+
+    def redis(self) -> redis.Redis:
+        """A client, for tests that send much."""
+        return redis.Redis(self.redis_host, decode_responses=True)
+
+    def redis_cli(self, *arguments: str, stdin: str | None = None) -> str:
+        """A plain redis-cli on this machine. Raises RuntimeError with what it said."""
         result = subprocess.run(
-            ["redis-cli", "-h", host, "-e", *arguments], input=stdin, capture_output=True, text=True, timeout=120
+            ["redis-cli", "-h", self.redis_host, "-e", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         if result.returncode:
             raise RuntimeError(f"redis-cli {' '.join(arguments)}: {result.stdout.strip()} {result.stderr.strip()}")
