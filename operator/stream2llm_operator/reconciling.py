@@ -37,7 +37,7 @@ from stream2llm_operator.queueing import Key
 from stream2llm_operator.shrinking import COST_ANNOTATION, due_costs, shrinks
 from stream2llm_operator.status.deriving import Verdict, Workload, conditions, status, verdicts
 from stream2llm_operator.status.diagnosing import Finding, GPUs, unready_addresses
-from stream2llm_operator.status.reasons import READY, ROUTER_READY, STALLED
+from stream2llm_operator.status.reasons import READY, REASONS, ROUTER_READY, STALLED
 from stream2llm_operator.status.scaling import scaling_status, scaling_verdict
 from stream2llm_operator.unwatched import UnwatchedChildren
 from stream2llm_operator.viewing import Body, View
@@ -407,7 +407,8 @@ class Reconciler:
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
             },
-            "type": "Warning" if ready.holds is False else "Normal",
+            # What time alone mends is nothing to warn of.
+            "type": "Warning" if REASONS[ready.reason].remedy else "Normal",
             "reason": ready.reason,
             "message": ready.message[:1000] or ready.reason,
             "source": {"component": MANAGER},

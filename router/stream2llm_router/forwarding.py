@@ -127,7 +127,8 @@ class Forwarder:
         self._resume_at_s: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         self._judged: dict[tuple[str, bytes], Verdict] = {}
-        self.reachable = False
+        self.reachable: bool | None = None
+        """Whether Redis answers; None before it was asked."""
 
     def run(self, stop: threading.Event) -> None:
         """Forward until `stop` is set. An outage of Redis is waited out; nothing a tenant sends ends this."""

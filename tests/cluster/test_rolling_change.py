@@ -7,8 +7,8 @@ from typing import Any
 
 import cpu_pool
 import pytest
-from operator_process import wait_for
 from pools import NAME, Pool
+from waiting import wait_for
 
 pytestmark = pytest.mark.kubernetes
 

@@ -38,7 +38,11 @@ def test_from_created_to_ready(cluster: Any, operator: RunningOperator, minimal:
     assert "finalizers" not in stored["metadata"]
     assert "annotations" not in stored["metadata"]
     events = json.loads(cluster.kubectl("get", "events", "-o", "json"))["items"]
-    assert ("Normal", "Serving") in {(event["type"], event["reason"]) for event in events}
+    told = {(event["type"], event["reason"]) for event in events}
+    assert ("Normal", "Serving") in told
+    # Starting is nothing to warn of, and nothing was replaced.
+    assert {kind for kind, _ in told} == {"Normal"}
+    assert "RollingOut" not in {reason for _, reason in told}
 
 
 def test_nothing_is_written_while_everything_is_as_it_should_be(

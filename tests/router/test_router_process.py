@@ -268,7 +268,7 @@ def test_a_chunk_longer_than_the_pool_s_is_told_and_left_out(client: redis.Redis
     client.xadd(KEYS.ingress(TENANT), encode(Open("s", prompt="a {context}")))
     for text in ("12345678", "123456789", "1234"):
         client.xadd(KEYS.ingress(TENANT), encode(Append("s", text=text)))
-    eventually(lambda: client.xlen(KEYS.ingress(TENANT)) == 0, "ingress is empty")
+    wait_for("ingress is empty", lambda: client.xlen(KEYS.ingress(TENANT)) == 0)
     texts = [fields.get(b"text") for _, fields in client.xrange(KEYS.entries(TENANT, "s"))]
     assert texts == [None, b"12345678", b"1234"]
     (event,) = [json.loads(fields[b"data"]) for _, fields in client.xrange(KEYS.reply(TENANT, "s"))]
@@ -401,7 +401,9 @@ def test_it_waits_for_a_redis_that_is_not_there(tmp_path: Path) -> None:
     try:
         wait_for("it says that Redis is away", lambda: "cannot be reached yet" in router.said())
         wait_for("it says so over HTTP", lambda: router.get("/health")[0] == 503)
-        assert json.loads(router.get("/status.json")[1])["redis_reachable"] is False
+        wait_for(
+            "it has tried and says so", lambda: json.loads(router.get("/status.json")[1])["redis_reachable"] is False
+        )
         router.process.send_signal(signal.SIGTERM)
         assert router.process.wait(30) == 0
     finally:

@@ -69,7 +69,8 @@ def workload_verdict(workload: Workload, *, gpus: GPUs, all_ready: bool) -> Verd
         return Verdict(False, trouble.reason, f"{count}; {trouble.message}")
     if _deadline_exceeded(status):
         return Verdict(False, "StartupTimedOut", count)
-    if not current or status.get("updatedReplicas", 0) < min(wanted, status.get("replicas", 0)):
+    there = status.get("replicas", 0)
+    if there > 0 and (not current or status.get("updatedReplicas", 0) < min(wanted, there)):
         return Verdict(False, "RollingOut", count)
     if any(_runs(pod) for pod in workload.pods):
         return Verdict(False, "NotReady" if not all_ready else "Starting", count)

@@ -173,4 +173,4 @@ class ErrorBody(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "redis_unreachable"]
+    status: Literal["ok", "starting", "redis_unreachable"]

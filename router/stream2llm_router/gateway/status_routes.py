@@ -21,17 +21,18 @@ POLICY = (
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/health", responses={503: {"model": Health, "description": "Redis cannot be reached."}})
+@router.get("/health", responses={503: {"model": Health, "description": "Redis is not reached, or not yet."}})
 async def health(gateway: GatewayOf, response: Response) -> Health:
-    if gateway.status()["redis_reachable"]:
+    reachable = gateway.status()["redis_reachable"]
+    if reachable:
         return Health(status="ok")
     response.status_code = 503
-    return Health(status="redis_unreachable")
+    return Health(status="starting" if reachable is None else "redis_unreachable")
 
 
 @router.get("/status.json")
 async def status(gateway: GatewayOf) -> dict[str, Any]:
-    """Open streams, leases, pods, and whether Redis is reachable."""
+    """Open streams, leases, pods, and whether Redis is reachable (null before it was tried)."""
     return gateway.status()
 
 

@@ -110,6 +110,11 @@ def test_rollout_startup_deadline_and_zero() -> None:
     assert found(Workload(deployment(0, 0), ()), UP)["PodsReady"] == Verdict(True, "ScaledToZero")
 
 
+def test_a_first_rollout_replaces_nothing() -> None:
+    unseen = {"metadata": {"generation": 1}, "spec": {"replicas": 2}, "status": {}}
+    assert found(Workload(unseen, ()), UP)["PodsReady"] == Verdict(False, "Starting", "0 of 2 ready")
+
+
 def test_old_pods_beside_all_new_ones_are_a_rollout_still() -> None:
     draining = deployment(2, 2, replicas=3)
     assert found(Workload(draining, ()), UP)["PodsReady"].holds is False
