@@ -72,7 +72,7 @@ DRIFT = pytest_part(
     # Fewer histories than on the installed vLLM: what is looked for is a difference between the two.
     within=("env", "STREAM2LLM_TEST_HISTORIES=100", "tools/with_vllm_sources.sh"),
 )
-KUBERNETES = pytest_part("kubernetes", "kubernetes and not long", 45)
+KUBERNETES = pytest_part("kubernetes", "kubernetes and not long", 90)
 ENGINE = pytest_part("engine", "engine and not e2e and not long", 40, starts_engines=True)
 # Delivery runs on the simulated executor (its few real pods are tiny), so it may run beside real engines.
 DELIVERY_FOLDERS = ("tests/router", "tests/chaos")

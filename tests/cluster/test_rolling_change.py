@@ -45,6 +45,8 @@ class Streams:
         return [[(fields["event"], json.loads(fields["data"])) for _, fields in reply] for reply in replies]
 
 
+# Four engines start one after another.
+@pytest.mark.timeout(3600)
 def test_open_streams_survive_a_change_of_the_engine(pool: Pool) -> None:
     spec = cpu_pool.spec(scheduling={"preemption": "recompute"}, costProfile={"measure": {}}, replicas=2)
     # Either pod has room for all, and they may stay open while engines start.
