@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,19 +69,23 @@ def parse_heartbeat(name: str, raw: bytes | str) -> Pod | None:
         return None
 
 
-def _figures(told: Mapping[str, Any]) -> Figures:
-    preemptions, ttft = told.get("preemptions") or {}, told.get("ttft_ms") or {}
+def _figures(told: Any) -> Figures:
+    """None of them if they cannot be read: a pod that can serve is not passed over for what only people look at."""
+    try:
+        preemptions, ttft = told.get("preemptions") or {}, told.get("ttft_ms") or {}
+        return Figures(
+            _whole_or_none(preemptions.get("memory")),
+            _whole_or_none(preemptions.get("policy")),
+            _whole_or_none(told.get("recomputed_tokens")),
+            _finite(ttft.get("p50")),
+            _finite(ttft.get("p95")),
+        )
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return Figures()
 
-    def whole(value: Any) -> int | None:
-        return None if value is None else _whole(value)
 
-    return Figures(
-        whole(preemptions.get("memory")),
-        whole(preemptions.get("policy")),
-        whole(told.get("recomputed_tokens")),
-        _finite(ttft.get("p50")),
-        _finite(ttft.get("p95")),
-    )
+def _whole_or_none(value: Any) -> int | None:
+    return None if value is None else _whole(value)
 
 
 def _whole(value: Any) -> int:

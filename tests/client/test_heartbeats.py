@@ -59,13 +59,20 @@ def test_a_pod_may_tell_less() -> None:
         b'{"incarnation": 1}',
         json.dumps({"load": 3}).encode(),
         b"[" * 50_000,
-        json.dumps({**BEAT, "figures": [1]}).encode(),
         json.dumps({**BEAT, "time_ms": float("inf")}).encode(),
         json.dumps({**BEAT, "load": {**BEAT["load"], "kv_usage": "much"}}).encode(),
     ],
 )
 def test_unreadable_ones_are_no_pods(raw: bytes) -> None:
     assert parse_heartbeat("a", raw) is None
+
+
+@pytest.mark.parametrize(
+    "figures", [[1], "7", {"preemptions": 7}, {"recomputed_tokens": 10**400}, {"ttft_ms": {"p50": "soon"}}]
+)
+def test_a_pod_that_serves_is_not_lost_for_figures_that_only_people_read(figures: object) -> None:
+    assert parsed(figures=figures).figures == Figures()
+    assert parsed(figures=figures).max_open_streams == 128
 
 
 @pytest.mark.parametrize("field", ["open_streams", "backlog_tokens"])
