@@ -103,6 +103,8 @@ class Reconciler:
             stalled = await self._apply_children(pool, decision, product)
             if stalled is None:
                 stalled = await self._act_on_profile(pool, request, decision, product)
+            if stalled is None and unknown is None:
+                await self._clear_measurements(pool, request)
         scaler = await self._unwatched.scale(pool, may_write=stalled is None)
         if stalled is None:
             await self._unwatched.monitor(pool)
@@ -218,6 +220,10 @@ class Reconciler:
 
     def _owners(self, pool: Pool, request: ProfileRequest) -> list[Pool]:
         """All resources of the namespace that need this profile, this one first."""
+        return [pool, *self._others_in_need(pool, request.hash)]
+
+    def _others_in_need(self, pool: Pool, profile_hash: str) -> list[Pool]:
+        """Other resources of the namespace that need this profile, by name."""
         others = []
         for body in self._view.resources(pool.namespace):
             if body["metadata"]["uid"] == pool.uid or body["metadata"].get("deletionTimestamp"):
@@ -229,9 +235,9 @@ class Reconciler:
             product, unknown = self._gpu_product(other, body.get("status") or {})
             if unknown is None and needs_profile(other) and other.spec.cost_profile.config_map_ref is None:
                 theirs = profile_request(other, self._settings, product)
-                if theirs is not None and theirs.hash == request.hash:
+                if theirs is not None and theirs.hash == profile_hash:
                     others.append(other)
-        return [pool, *sorted(others, key=lambda other: other.name)]
+        return sorted(others, key=lambda other: other.name)
 
     # ----------------------------------------------------------------- writes
     async def _apply_children(self, pool: Pool, decision: ProfileDecision, product: str | None) -> Finding | None:
@@ -343,6 +349,19 @@ class Reconciler:
         elif decision.mounted is not None and pool.spec.cost_profile.config_map_ref is None:
             await self._share(pool, request)
         return None
+
+    async def _clear_measurements(self, pool: Pool, request: ProfileRequest | None) -> None:
+        """A Job that measures what this resource no longer needs, nor any other, gives its GPU back."""
+        measures = needs_profile(pool) and pool.spec.cost_profile.measure is not None
+        wanted = request.hash if request is not None and measures else None
+        for job in self._view.profile_jobs(pool.namespace):
+            metadata = job["metadata"]
+            key = metadata["labels"].get(PROFILE_KEY_LABEL)
+            if key == wanted or metadata.get("deletionTimestamp") or not is_owned_by(job, pool.uid):
+                continue
+            if not self._others_in_need(pool, key):
+                await self._api.delete("Job", pool.namespace, metadata["name"], metadata["uid"])
+                logger.info("removed Job %s/%s: nobody needs what it measures", pool.namespace, metadata["name"])
 
     async def _share(self, pool: Pool, request: ProfileRequest) -> None:
         """A resource that came later owns the profile too, so that it stays when the first one goes."""

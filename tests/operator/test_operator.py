@@ -170,6 +170,25 @@ def test_resources_with_the_same_need_share_one_measurement(
     wait_for("all own it", lambda: owners() == {"pool", "second", "third"})
 
 
+def test_a_measurement_that_nobody_needs_any_more_is_ended(
+    cluster: Any, operator: RunningOperator, minimal: dict[str, Any]
+) -> None:
+    wanted = {**minimal, "gpu": {"product": "NVIDIA-H200"}, "engine": {"swap": {"cpu": "64Gi"}}}
+    for name in ("pool", "second"):
+        cluster.create(wanted, name)
+    wait_for("a Job", lambda: jobs(cluster) != [])
+    (first,) = jobs(cluster)
+    # Another engine needs another profile; the other resource still needs the first one, whoever made its Job.
+    cluster.patch({"spec": {"engine": {"maxBatchedTokens": 4096}}})
+    wait_for("two Jobs", lambda: len(jobs(cluster)) == 2)
+    assert first in jobs(cluster)
+    cluster.patch({"spec": {"engine": {"maxBatchedTokens": 4096}}}, "second")
+    wait_for("the second one is left", lambda: len(jobs(cluster)) == 1 and first not in jobs(cluster))
+    for name in ("pool", "second"):
+        cluster.patch({"spec": {"scheduling": {"preemption": "recompute"}}}, name)
+    wait_for("none is left", lambda: jobs(cluster) == [])
+
+
 def test_failed_profiling_says_why_and_the_pods_serve_without(
     cluster: Any, operator: RunningOperator, minimal: dict[str, Any]
 ) -> None:
