@@ -20,7 +20,7 @@ compile development.lock 3.11 requirements/development.in "${cpu[@]}" "$@"
 sed '/^-e /d' requirements/development.lock >requirements/.development-pins
 trap 'rm -f requirements/.development-pins' EXIT
 same=(--constraint requirements/.development-pins)
-compile router.lock 3.11 pyproject.toml --extra router "${same[@]}" "$@"
+compile router.lock 3.11 pyproject.toml --extra router --extra tracing "${same[@]}" "$@"
 compile operator.lock 3.11 pyproject.toml --extra operator "${same[@]}" "$@"
 compile pod-cpu.lock 3.11 pyproject.toml --extra pod-cpu "${cpu[@]}" "${same[@]}" "$@"
 compile pod.lock 3.12 requirements/pod.in "${same[@]}" "$@"

@@ -34,6 +34,7 @@ BENCHES = {
         "stream2llm_bench.operating.bench:BENCH",
         "our operator beside a bare kopf operator, on an API server with fake nodes",
     ),
+    "tracing": ("stream2llm_bench.tracing.bench:BENCH", "a router's backlog with traces beside the same without"),
     "paper": ("stream2llm_bench.paper.bench:BENCH", "the published evaluation beside its simulation"),
     "policies": ("stream2llm_bench.policies.bench:BENCH", "our policies beside the paper's on its workloads"),
     "report": ("stream2llm_bench.rendering:BENCH", "one HTML page of what the benches have written"),

@@ -68,10 +68,11 @@ class AsyncClient:
         params: Mapping[str, Any] | None = None,
         options: StreamOptions | Mapping[str, Any] | None = None,
         stream: str | None = None,
+        traceparent: str = "",
     ) -> AsyncStream:
         """See `Client.open`."""
         name = new_id() if stream is None else stream
-        await self.send(open_fields(name, messages, prompt, params, options))
+        await self.send(open_fields(name, messages, prompt, params, options, traceparent))
         return AsyncStream(self, name)
 
     def stream(self, name: str) -> AsyncStream:

@@ -82,14 +82,16 @@ class Client:
         params: Mapping[str, Any] | None = None,
         options: StreamOptions | Mapping[str, Any] | None = None,
         stream: str | None = None,
+        traceparent: str = "",
     ) -> Stream:
         """Open a stream. Either `messages` or `prompt`, with the marker `{context}` exactly once.
 
         params: sampling parameters by their OpenAI names. stream: an id of your own, else a new one.
+        traceparent: the span that this belongs to, as W3C's Trace Context writes it, where streams are traced.
         Raises InvalidRequest for what the router would refuse.
         """
         name = new_id() if stream is None else stream
-        self.send(open_fields(name, messages, prompt, params, options))
+        self.send(open_fields(name, messages, prompt, params, options, traceparent))
         return Stream(self, name)
 
     def stream(self, name: str) -> Stream:

@@ -65,6 +65,7 @@ def open_fields(
     prompt: str | None,
     params: Mapping[str, Any] | None,
     options: StreamOptions | Mapping[str, Any] | None,
+    traceparent: str = "",
 ) -> Fields:
     """Fields of an open; raises InvalidRequest with what is wrong."""
     if options is None:
@@ -78,7 +79,7 @@ def open_fields(
             raise stream_error(ErrorCode.INVALID_OPTIONS, str(error), field="options", terminal=False) from None
     try:
         plain = None if messages is None else [dict(message) for message in messages]
-        return _checked(Open(stream, plain, prompt, dict(params or {}), chosen))
+        return _checked(Open(stream, plain, prompt, dict(params or {}), chosen, traceparent=traceparent))
     except (TypeError, ValueError) as error:
         raise _unsendable(error) from None
 

@@ -28,6 +28,7 @@ KNOWN_FIELDS = frozenset(
         "context",
         "version",
         "expect",
+        "traceparent",
     )
 )
 """All other fields of an entry are dropped on the way."""
@@ -38,6 +39,7 @@ MAX_INTEGER = 2**53
 """Integers in entries stay exact in every language's JSON."""
 MAX_JSON_INTEGER = 2**63 - 1
 """Integers in JSON fields (a seed, say) fit a signed 64-bit number."""
+MAX_TRACEPARENT_BYTES = 256
 MAX_JSON_DEPTH = 64
 """Objects and lists in one another; more serves no purpose and exhausts the stacks of whoever handles it."""
 
@@ -85,6 +87,8 @@ class Open:
     options: StreamOptions = field(default_factory=StreamOptions)
     digest: str = ""
     """SHA-256 of all of the above in canonical form: equal digests mean the same open."""
+    traceparent: str = ""
+    """The span that the stream is opened in, as W3C's Trace Context writes it; what cannot be read counts as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +394,14 @@ def _parse_open(stream: str, fields: Fields, rules: EntryRules) -> Open:
     options = _options(_json(fields, "options"), rules)
     _check_marker(messages, prompt, options.marker)
     params = params or {}
-    return Open(stream, messages, prompt, params, options, open_digest(messages, prompt, params, options))
+    digest = open_digest(messages, prompt, params, options)
+    return Open(stream, messages, prompt, params, options, digest, _traceparent(fields))
+
+
+def _traceparent(fields: Fields) -> str:
+    """Never refused: whoever passes one on seldom wrote it."""
+    raw = fields.get(b"traceparent", b"")
+    return raw.decode() if len(raw) <= MAX_TRACEPARENT_BYTES and raw.isascii() else ""
 
 
 def _messages(raw: Any) -> list[dict[str, Any]]:
@@ -479,6 +490,8 @@ def encode(entry: Entry) -> dict[str, str]:
         }
         if chosen:
             fields["options"] = _dump(chosen)
+        if entry.traceparent:
+            fields["traceparent"] = entry.traceparent
     elif isinstance(entry, Update):
         items = [{"id": item.id} | ({} if item.text is None else {"text": item.text}) for item in entry.context]
         fields["context"] = _dump(items)

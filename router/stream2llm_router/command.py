@@ -11,10 +11,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stream2llm import settings
+from stream2llm import logs, settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, explained, shown_url
 from stream2llm.entries import EntryRules
 from stream2llm.keys import PoolKeys
+from stream2llm.tracing.arguments import TracingSettings, add_tracing_arguments, tracing_from_arguments
 from stream2llm_router.declaring import Declaration, parse_tenants
 from stream2llm_router.gateway.arguments import HTTPArguments, add_http_arguments, http_from_arguments
 
@@ -53,31 +54,38 @@ class RouteCommand:
             metavar="FILE",
             help="JSON list of tenants with name, weight and maxOpenStreams that are to be there; may change meanwhile",
         )
+        logs.add_log_argument(parser)
+        add_tracing_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        logs.show_logs(args.log_format)
         try:
             keys = PoolKeys(args.pool)
             client = connect(args.redis, args.redis_password_file, tls=RedisTLS.from_arguments(args), retries=0)
             http = http_from_arguments(args)
+            tracing = tracing_from_arguments(args)
             if args.tenants_file:
                 parse_tenants(Path(args.tenants_file).read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             kind = "" if isinstance(error, BadRedisURL) else "stream2llm route: "
             print(f"{kind}{error}", file=sys.stderr)
             return 2
-        return _route(args, keys, client, http)
+        return _route(args, keys, client, http, tracing)
 
 
-def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArguments) -> int:
+def _route(
+    args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArguments, tracing: TracingSettings | None
+) -> int:
     from prometheus_client import CollectorRegistry
     from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
+    from stream2llm.tracing.recording import OTLPTracer
     from stream2llm_router.forwarding import Forwarder
     from stream2llm_router.metrics import RouterMetrics
     from stream2llm_router.serving import CannotListen, make_server
 
     registry = CollectorRegistry()
+    tracer = None if tracing is None else OTLPTracer(tracing, "stream2llm-router", {"stream2llm.pool": keys.pool})
     forwarder = Forwarder(
         client,
         keys,
@@ -86,6 +94,7 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
         open_wait_ms=args.open_wait_seconds * 1000,
         declaration=Declaration(client, keys, Path(args.tenants_file)) if args.tenants_file else None,
         rules=EntryRules(max_chunk_bytes=args.max_chunk_bytes),
+        tracer=tracer,
     )
 
     try:
@@ -121,6 +130,8 @@ def _route(args: argparse.Namespace, keys: PoolKeys, client: Any, http: HTTPArgu
     while worker.is_alive():
         worker.join(0.5)
     server.stop()
+    if tracer is not None:
+        tracer.close()
     return 0
 
 

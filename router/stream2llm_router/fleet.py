@@ -74,6 +74,10 @@ class Fleet:
         self._registered = [Incarnation.of_member(member) for member in registered]
         self.gone = [Incarnation.of_member(member) for member in gone]
 
+    def redis_ms(self) -> int:
+        """Redis' time now, carried on from the last refresh."""
+        return self.now_ms + round((self._clock() - self._heard_s) * 1000)
+
     def choose(self, needs: Needs) -> Pod | None:
         pod = choose_pod(self._pods, self.now_ms, needs, self._given)
         if pod is not None:

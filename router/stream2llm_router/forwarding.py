@@ -19,6 +19,7 @@ from stream2llm.keys import DEFAULT_TENANT, TENANT_PATTERN, PoolKeys
 from stream2llm.overview.reading import Overview, TenantView
 from stream2llm.retrying import passes
 from stream2llm.tenant_limits import TenantLimits, read_limits
+from stream2llm.tracing.recording import Tracer
 from stream2llm_router.assigning import Needs
 from stream2llm_router.declaring import Declaration
 from stream2llm_router.fairness import Turns
@@ -30,6 +31,7 @@ from stream2llm_router.metrics import RouterMetrics
 from stream2llm_router.placing import LOG_LIVE_MS, TOKEN_BYTES, Placing
 from stream2llm_router.recovering import Recovery
 from stream2llm_router.scripts import Fenced, Scripts, Stale
+from stream2llm_router.tracing import record_opens
 from stream2llm_router.trimming import Trimming
 
 logger = logging.getLogger(__name__)
@@ -101,11 +103,12 @@ class Forwarder:
         block_ms: int = settings.BLOCK_MS,
         declaration: Declaration | None = None,
         rules: EntryRules = DEFAULT_RULES,
+        tracer: Tracer | None = None,
     ) -> None:
-        """declaration: the file that says which tenants there are, where there is one."""
+        """declaration: the file that says which tenants there are, where there is one; tracer: None for none."""
         self._client, self._keys, self._metrics = client, keys, metrics
         self._retain_ms, self._block_ms = retain_s * 1000, block_ms
-        self._declaration, self._rules = declaration, rules
+        self._declaration, self._rules, self._tracer = declaration, rules, tracer
         self._scripts = Scripts(client)
         self._fleet = Fleet(client, keys)
         self.leases = Leases(self._scripts, keys)
@@ -360,6 +363,11 @@ class Forwarder:
             self._waiting[tenant] = self._waiting.get(tenant, 0) + held
         for code in answer[4:]:
             self._metrics.rejected(code.decode())
+        if self._tracer is not None:
+            opened = (
+                (identifier, fields, verdict) for (identifier, fields), verdict in zip(entries, verdicts, strict=True)
+            )
+            record_opens(self._tracer, self._keys, tenant, opened, self._fleet.redis_ms())
 
     def _judge(self, tenant: str, identifier: bytes, fields: dict[bytes, bytes]) -> Verdict:
         if self._failures.get(tenant, 0) >= INTERNAL_AFTER_FAILURES:

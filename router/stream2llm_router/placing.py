@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 
+from stream2llm import logs
 from stream2llm.events import Done, ErrorEvent, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.assigning import Needs
@@ -91,12 +92,17 @@ class Placing:
         except Unfit:
             return False
         except (Ended, Stale) as error:
-            logger.debug("stream %s/%s was settled elsewhere: %s", tenant, stream, error)
+            logger.debug(
+                "stream %s/%s was settled elsewhere: %s", tenant, stream, error, extra=logs.about(tenant, stream)
+            )
             return True
         self._metrics.assigned(reason)
         if route.attempt:
             self._metrics.adopted_streams.inc()
-            logger.info("stream %s/%s goes on at pod %s (%s)", tenant, stream, pod.name, reason)
+            logger.info(
+                *("stream %s/%s goes on at pod %s (%s)", tenant, stream, pod.name, reason),
+                extra=logs.about(tenant, stream),
+            )
         return True
 
     def hold(self, tenant: str, epoch: str, stream: str, route: Route) -> None:
@@ -104,7 +110,9 @@ class Placing:
         try:
             self._assign(tenant, epoch, stream, route.attempt, "", "")
         except (Ended, Stale) as error:
-            logger.debug("stream %s/%s was settled elsewhere: %s", tenant, stream, error)
+            logger.debug(
+                "stream %s/%s was settled elsewhere: %s", tenant, stream, error, extra=logs.about(tenant, stream)
+            )
 
     def end(self, tenant: str, epoch: str, stream: str, route: Route, event: ErrorEvent | Done) -> None:
         """Write the terminal event, if the stream has not moved on since its route was read."""
@@ -124,10 +132,15 @@ class Placing:
                 [epoch, keys.prefix, tenant, stream, route.attempt, self._retain_ms, fields["event"], fields["data"]],
             )
         except (Ended, Stale) as error:
-            logger.debug("stream %s/%s was settled elsewhere: %s", tenant, stream, error)
+            logger.debug(
+                "stream %s/%s was settled elsewhere: %s", tenant, stream, error, extra=logs.about(tenant, stream)
+            )
             return
         if isinstance(event, ErrorEvent):
             self._metrics.rejected(event.code)
+            logger.info(
+                "stream %s/%s ended without a pod: %s", tenant, stream, event.code, extra=logs.about(tenant, stream)
+            )
 
     def _assign(self, tenant: str, epoch: str, stream: str, attempt: int, pod: str, incarnation: str) -> None:
         keys = [self._keys.lease(tenant), self._keys.route(tenant, stream), self._keys.held(tenant)]

@@ -22,14 +22,14 @@ BATCH_ENTRIES = 100
 def routed_s(url: str, keys: PoolKeys, run: int, entries: int) -> float:
     """Seconds for a router to move `entries` entries from ingress to the streams' entries and a pod's log."""
     client = connect(url)
-    _register_pod(client, keys, run)
+    register_pod(client, keys, run)
     streams = stream_names(run)
     ingress = keys.ingress(DEFAULT_TENANT)
     forwarder = Forwarder(client, keys, RouterMetrics(keys.pool, CollectorRegistry()), block_ms=1)
-    _fill(client, ingress, [open_fields(stream) for stream in streams])
+    fill(client, ingress, [open_fields(stream) for stream in streams])
     while client.xlen(ingress):
         forwarder.turn()
-    _fill(client, ingress, [stamped_fields(streams[i % len(streams)]) for i in range(entries)])
+    fill(client, ingress, [stamped_fields(streams[i % len(streams)]) for i in range(entries)])
     started_s = time.perf_counter()
     moved = 0
     while moved < entries:
@@ -48,7 +48,7 @@ def grouped_s(url: str, run: int, entries: int) -> float:
     client = connect(url)
     client.delete(GROUP_KEY, TARGET_KEY)
     streams = stream_names(run)
-    _fill(client, GROUP_KEY, [stamped_fields(streams[i % len(streams)]) for i in range(entries)])
+    fill(client, GROUP_KEY, [stamped_fields(streams[i % len(streams)]) for i in range(entries)])
     client.xgroup_create(GROUP_KEY, GROUP, id="0")
     started_s = time.perf_counter()
     moved = 0
@@ -69,12 +69,12 @@ def grouped_s(url: str, run: int, entries: int) -> float:
 def stream_bytes(url: str, keys: PoolKeys, streams: int, entries: int) -> float:
     """Bytes of Redis memory for one open stream with so many entries of 1 KB, its pod log being empty."""
     client = connect(url)
-    _register_pod(client, keys, 0)
+    register_pod(client, keys, 0)
     forwarder = Forwarder(client, keys, RouterMetrics(keys.pool, CollectorRegistry()), block_ms=1)
     names = [f"memory-{i}" for i in range(streams)]
     before = _used_bytes(client)
-    _fill(client, keys.ingress(DEFAULT_TENANT), [open_fields(name) for name in names])
-    _fill(client, keys.ingress(DEFAULT_TENANT), [stamped_fields(name) for name in names for _ in range(entries)])
+    fill(client, keys.ingress(DEFAULT_TENANT), [open_fields(name) for name in names])
+    fill(client, keys.ingress(DEFAULT_TENANT), [stamped_fields(name) for name in names for _ in range(entries)])
     while client.xlen(keys.ingress(DEFAULT_TENANT)):
         forwarder.turn()
     client.delete(keys.log(POD, "run0"))
@@ -88,7 +88,8 @@ def _used_bytes(client: redis.Redis) -> int:
     return int(info["used_memory"])
 
 
-def _register_pod(client: redis.Redis, keys: PoolKeys, run: int) -> None:
+def register_pod(client: redis.Redis, keys: PoolKeys, run: int | str) -> None:
+    """A pod that takes everything and reads nothing."""
     moment: Any = client.time()
     beat = {
         "incarnation": f"run{run}",
@@ -101,7 +102,8 @@ def _register_pod(client: redis.Redis, keys: PoolKeys, run: int) -> None:
     client.hset(keys.pods, POD, json.dumps(beat))
 
 
-def _fill(client: redis.Redis, key: str, entries: list[dict[str, str]]) -> None:
+def fill(client: redis.Redis, key: str, entries: list[dict[str, str]]) -> None:
+    """Write a backlog."""
     pipeline = client.pipeline(transaction=False)
     for i, fields in enumerate(entries):
         pipeline.xadd(key, fields)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from stream2llm_pod.engine.compat.selecting import checked_module
 from stream2llm_pod.engine.configuring import read_settings
 from stream2llm_pod.engine.costing import read_costs
 from stream2llm_pod.engine.counting import Counters
+from stream2llm_pod.engine.naming import about_request
 from stream2llm_pod.engine.protocol import Op, OpKind, read_op
 from stream2llm_pod.engine.refusing import unsupported_features
 from stream2llm_pod.engine.sessions import Prompt, StreamSession
@@ -170,7 +171,10 @@ class StreamingMixin(Base):
         try:
             self._change_prompt(request, session, incoming, op)
         except Exception:
-            logger.exception("operation %s of stream %s could not be applied", op.kind, session.req_id)
+            logger.exception(
+                *("operation %s of stream %s could not be applied", op.kind, session.req_id),
+                extra=about_request(session.req_id),
+            )
             self.counters.internal_errors += 1
             if not request.is_finished():
                 self.fail(request, "internal error")
@@ -224,7 +228,10 @@ class StreamingMixin(Base):
         if ready and session is not None and session.carried:
             carried, session.carried = session.carried, ()
             if not self.upstream.advance_grammar(request, carried):
-                logger.error("stream %s: the answer so far does not fit its structured output", session.req_id)
+                logger.error(
+                    *("stream %s: the answer so far does not fit its structured output", session.req_id),
+                    extra=about_request(session.req_id),
+                )
                 self.counters.internal_errors += 1
         return ready
 
@@ -244,7 +251,7 @@ class StreamingMixin(Base):
 
     def fail(self, request: Any, why: str) -> None:
         """End one request with an error; vLLM would keep it for ever."""
-        logger.warning("request %s ended: %s", request.request_id, why)
+        logger.warning("request %s ended: %s", request.request_id, why, extra=about_request(request.request_id))
         self.counters.failed_requests += 1
         self._end(request, RequestStatus.FINISHED_ERROR, FinishReason.ERROR, why)
 

@@ -19,9 +19,14 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
-from stream2llm import settings
+from stream2llm import logs, settings
 from stream2llm.connecting import BadRedisURL, RedisTLS, add_redis_arguments, connect, explained, shown_url
 from stream2llm.keys import PoolKeys
+from stream2llm.tracing.arguments import (
+    TracingSettings,
+    add_tracing_arguments,
+    tracing_from_arguments,
+)
 from stream2llm_pod.engine.loading import CannotLoad, load_platform
 from stream2llm_pod.scheduling.policies import POLICIES
 from stream2llm_pod.serving.advertising import advertised_url
@@ -38,6 +43,7 @@ from stream2llm_pod.serving.stopping import handle_signals_while_loading
 logger = logging.getLogger(__name__)
 
 PLUGIN_NAME = "stream2llm"
+JSON_LOGGING = Path(__file__).with_name("json_logging.json")
 # Plug-in groups of vLLM that load everything unless VLLM_PLUGINS names what to load. Naming ours, which the endpoint
 # group insists on, must not switch the others off.
 PLUGIN_GROUPS = (
@@ -163,6 +169,8 @@ class ServeCommand:
             default=os.environ.get("STREAM2LLM_SHARE_CACHE", "") == "1",
             help="let tenants share the prefix cache; then one can learn from timing what another has asked",
         )
+        logs.add_log_argument(parser)
+        add_tracing_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         try:
@@ -187,12 +195,13 @@ def serve(args: argparse.Namespace, vllm_arguments: list[str]) -> int:
         raise CannotServe(f"--pod {args.pod!r} must be 1 to 253 letters, digits, '.', '_' and '-'")
     try:
         preemption = preemption_settings(args.preemption, args.cost_profile, args.swap_space)
+        tracing = tracing_from_arguments(args)
     except ValueError as error:
         raise CannotServe(str(error)) from error
     check_port(args.host, args.port)
     check_redis(args.redis, args.redis_password_file, RedisTLS.from_arguments(args))
     os.environ["VLLM_PLUGINS"] = plugin_names(os.environ.get("VLLM_PLUGINS"))
-    return _serve_vllm(args, vllm_arguments, keys, preemption)
+    return _serve_vllm(args, vllm_arguments, keys, preemption, tracing)
 
 
 def check_flags(vllm_arguments: Sequence[str]) -> None:
@@ -269,7 +278,11 @@ def plugin_names(given: str | None) -> str:
 
 
 def _serve_vllm(
-    args: argparse.Namespace, vllm_arguments: list[str], keys: PoolKeys, preemption: Mapping[str, Any]
+    args: argparse.Namespace,
+    vllm_arguments: list[str],
+    keys: PoolKeys,
+    preemption: Mapping[str, Any],
+    tracing: TracingSettings | None,
 ) -> int:
     try:
         is_cpu = load_platform()
@@ -278,7 +291,6 @@ def _serve_vllm(
 
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-    from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from stream2llm_pod.engine.arguments import engine_arguments
@@ -329,10 +341,10 @@ def _serve_vllm(
             drain_s=float(args.drain_seconds),
             share_cache=args.share_cache,
             idle_timeout_s=args.idle_timeout_seconds,
+            tracing=tracing,
         ),
     )
-    configure_logging_from_args(parsed)
-    _show_own_log()
+    _configure_logging(parsed, args.log_format)
     if is_cpu:
         _prepare_cpu(parsed)
     try:
@@ -384,10 +396,18 @@ async def _serve_http(parsed: argparse.Namespace) -> None:
     await run_server_worker(*setup_server(parsed, reuse_port=False), parsed)
 
 
-def _show_own_log() -> None:
+def _configure_logging(parsed: argparse.Namespace, form: str) -> None:
     """Our messages go where vLLM's go, in the same form."""
-    import logging
+    from vllm.logger import configure_logging_from_args
 
+    if form == "json":
+        if parsed.log_config_file:
+            raise CannotServe("--log-format json and a logging configuration for vLLM cannot be given both")
+        # All processes of vLLM read it, and its HTTP server.
+        parsed.log_config_file = str(JSON_LOGGING)
+    configure_logging_from_args(parsed)
+    if form == "json":
+        return
     theirs, ours = logging.getLogger("vllm"), logging.getLogger("stream2llm_pod")
     ours.handlers = list(theirs.handlers)
     ours.setLevel(theirs.level or logging.INFO)

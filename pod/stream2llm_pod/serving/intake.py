@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from stream2llm import logs
 from stream2llm.entries import DEFAULT_RULES, Entry, EntryError, EntryRules, Open, parse_entry
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
@@ -188,7 +189,7 @@ class Intake:
 
     def _adopt(self, key: StreamKey, attempt: int, found: Any) -> None:
         if found is None:
-            logger.error("a key of %s/%s has a foreign type; the stream is not taken", *key)
+            logger.error("a key of %s/%s has a foreign type; the stream is not taken", *key, extra=logs.about(*key))
             return
         route, entries, reply, weight = found
         state, current, incarnation, open_id, next_token, prompt_seq = (
@@ -196,7 +197,7 @@ class Intake:
         )
         if state in (None, "ended") or current != str(attempt) or incarnation != self.incarnation or not open_id:
             # The stream ended, or moved on, before this pod got to it: the router knows.
-            logger.info("nothing left to adopt of %s/%s", *key)
+            logger.info("nothing left to adopt of %s/%s", *key, extra=logs.about(*key))
             return
         held = self.sessions.get(key)
         if held is not None and not held.over:
@@ -236,7 +237,7 @@ class Intake:
         try:
             opening = parse_entry(entries[0][1], self.rules)
         except EntryError as error:
-            logger.error("the open of %s/%s cannot be read: %s", *key, error)
+            logger.error("the open of %s/%s cannot be read: %s", *key, error, extra=logs.about(*key))
             return None
         return opening if isinstance(opening, Open) else None
 

@@ -17,10 +17,13 @@ from redis.exceptions import RedisError
 from vllm.exceptions import VLLMServerError
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from stream2llm import logs
 from stream2llm.connecting import RedisTLS, connect_async
 from stream2llm.entries import EntryRules, Open
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
+from stream2llm.tracing.arguments import TracingSettings
+from stream2llm.tracing.recording import OTLPTracer
 from stream2llm_pod.engine.frontend import EngineRefusal, EngineStreams, StreamTooLong, UnknownStream, stats_of
 from stream2llm_pod.serving.assembling import Template
 from stream2llm_pod.serving.auditing import Finding, Stored, compare
@@ -34,6 +37,7 @@ from stream2llm_pod.serving.rates import PrefillRate
 from stream2llm_pod.serving.rendering import ChatTemplates, TokenizerEncoder
 from stream2llm_pod.serving.replies import Reply, ReplyWriter
 from stream2llm_pod.serving.session import OpenError, Prepared, ServingContext, Session
+from stream2llm_pod.serving.tracing import PodTracing
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class ServingSettings:
     drain_s: float
     share_cache: bool
     idle_timeout_s: int
+    tracing: TracingSettings | None = None
 
 
 class ServingPod:
@@ -95,6 +100,10 @@ class ServingPod:
             content_format=state.online_renderer.chat_template_content_format,
             template_kwargs=state.online_renderer.default_chat_template_kwargs,
         )
+        self._tracer = None
+        if serving.tracing is not None:
+            resource = {"stream2llm.pool": serving.pool, "stream2llm.pod": serving.pod}
+            self._tracer = OTLPTracer(serving.tracing, "stream2llm-pod", resource)
         self._client = connect_async(serving.redis_url, serving.redis_password_file, tls=serving.redis_tls)
         # Blocking reads hold their connection: writes must not wait behind them.
         self._log_client = connect_async(serving.redis_url, serving.redis_password_file, tls=serving.redis_tls)
@@ -120,6 +129,7 @@ class ServingPod:
             max_model_len=self._engine.limit_tokens + 1,
             vocabulary_tokens=model_config.get_vocab_size(),
             cache_salt=(lambda tenant: None) if serving.share_cache else (lambda tenant: tenant),
+            tracing=None if self._tracer is None else PodTracing(self._tracer, serving.pool, serving.pod),
         )
         self._intake = Intake(
             self._log_client,
@@ -222,6 +232,8 @@ class ServingPod:
         self._tasks.clear()
         await self._client.aclose()
         await self._log_client.aclose()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def _begin_anew(self) -> str:
         """The routers have given this incarnation up: leave its streams to others and be another one."""
@@ -301,7 +313,7 @@ class ServingPod:
         if stored is None or stored.state == "ended" or stored.incarnation != incarnation:
             await self._client.hdel(self._keys.assigned(self.settings.pod, incarnation), f"{key[0]}:{key[1]}")
             return
-        logger.error("stream %s/%s is assigned to this pod, which does not have it", *key)
+        logger.error("stream %s/%s is assigned to this pod, which does not have it", *key, extra=logs.about(*key))
         self._metrics.rejected(ErrorCode.LOST)
         reply = Reply(*key, stored.attempt, incarnation, stored.open_id, 0, lambda: None)
         self._replies.lose(reply, "Redis has lost part of the stream")

@@ -12,6 +12,7 @@ from itertools import islice
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from stream2llm import logs
 from stream2llm.errors import ErrorCode
 from stream2llm.events import ErrorEvent, encode
 from stream2llm.keys import PoolKeys
@@ -193,7 +194,10 @@ class ReplyWriter:
         self._close(reply)
         if not own_end:
             if not {"FENCED", "ENDED", "GONE"} & set(words):
-                logger.error("reply of %s/%s refused: %s", reply.tenant, reply.stream, error)
+                logger.error(
+                    *("reply of %s/%s refused: %s", reply.tenant, reply.stream, error),
+                    extra=logs.about(reply.tenant, reply.stream),
+                )
             reply.dropped()
 
     def _close(self, reply: Reply) -> None:

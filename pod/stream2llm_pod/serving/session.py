@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stream2llm import events
+from stream2llm import events, logs
 from stream2llm.entries import Append, Entry, Finish, Open, Update
 from stream2llm.errors import ErrorCode
+from stream2llm_pod.engine.naming import engine_id
 from stream2llm_pod.serving.assembling import Change, Encoder, Template, TextAssembler, TokenAssembler, common_prefix
 from stream2llm_pod.serving.auditing import Held
 from stream2llm_pod.serving.clocks import RedisClock
@@ -22,6 +23,7 @@ from stream2llm_pod.serving.intake import Adoption
 from stream2llm_pod.serving.metrics import ServingMetrics
 from stream2llm_pod.serving.replies import Reply, ReplyEvent, ReplyWriter
 from stream2llm_pod.serving.streams import Phase, Stream, answer_now, apply, expire, next_timeout_ms
+from stream2llm_pod.serving.tracing import PodTracing, StreamSpans
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,6 +76,7 @@ class ServingContext:
     max_model_len: int
     vocabulary_tokens: int
     cache_salt: Callable[[str], str | None]
+    tracing: PodTracing | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -106,6 +109,7 @@ class Session:
     _progress_ms: int = 0
     _progress: tuple[int, int, int] = (0, 0, 0)
     _first_token_ms: int | None = None
+    _spans: StreamSpans | None = None
 
     def __post_init__(self) -> None:
         options = self.opening.options
@@ -131,8 +135,12 @@ class Session:
         self._first_token_ms = adoption.carried.first_token_ms
         # One pod may see a stream again in a later attempt, or another stream of that id, while the engine still
         # forgets the former.
-        self._engine_id = f"{self.tenant}/{self.opening.stream}/{adoption.open_id}/{adoption.attempt}"
+        self._engine_id = engine_id(self.tenant, self.opening.stream, adoption.open_id, adoption.attempt)
         self._settle_prompt(self.applied_seq)
+        if self.ctx.tracing is not None:
+            self._spans = self.ctx.tracing.of_stream(
+                self.tenant, self.opening.stream, adoption, self.opening.traceparent, self.ctx.clock.now_ms()
+            )
 
     @property
     def attempt(self) -> int:
@@ -218,6 +226,7 @@ class Session:
         self.ctx.metrics.rejected(code)
         self._send(events.ErrorEvent(code, message, field, True, None), terminal=True)
         self._wake.set()
+        self._note_end(code)
 
     async def run(self) -> None:
         """Serve the stream to its end."""
@@ -362,7 +371,11 @@ class Session:
             return
         code = self.ctx.explain(error)
         if code is None:
-            logger.error("stream %s/%s failed", self.tenant, self.opening.stream, exc_info=error)
+            logger.error(
+                *("stream %s/%s failed", self.tenant, self.opening.stream),
+                exc_info=error,
+                extra=logs.about(self.tenant, self.opening.stream),
+            )
             self.end_with_error(ErrorCode.INTERNAL, f"the pod failed: {type(error).__name__}")
         else:
             self.end_with_error(code, str(error) or type(error).__name__)
@@ -397,6 +410,8 @@ class Session:
             ttft_ms = max(now_ms - self.stream.finished_ms, 0)
             metrics.ttft.observe(ttft_ms / 1000)
             metrics.recent_ttft.note(time.monotonic(), ttft_ms)
+        if self._spans is not None:
+            self._spans.first_token(self.stream.finished_ms, now_ms, self._prompt_tokens)
 
     def _end(self, finish_reason: str, stats: StreamStatsLike | None = None) -> None:
         """The terminal `done`."""
@@ -425,6 +440,16 @@ class Session:
         }
         self._send(events.Done(finish_reason, usage, timings), terminal=True)
         self._wake.set()
+        self._note_end("", f"{finish_reason}, {self._next_token} tokens, first after {timings['ttft_ms']} ms")
+
+    def _note_end(self, error: str, outcome: str = "") -> None:
+        """Of each stream one line in the log, without anything that was sent."""
+        logger.info(
+            *("stream %s/%s ended: %s", self.tenant, self.opening.stream, error or outcome),
+            extra=logs.about(self.tenant, self.opening.stream),
+        )
+        if self._spans is not None:
+            self._spans.ended(self.stream.finished_ms, self.ctx.clock.now_ms(), error)
 
     def _report_progress(self) -> None:
         """A `prefill` event if something changed, at most every half a second; the next one makes up for it."""

@@ -45,7 +45,7 @@ class RequestLog:
             return await self._app(scope, receive, send)
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identifier = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        scope.setdefault("state", {}).update(request_id=identifier, tenant=None)
+        scope.setdefault("state", {}).update(request_id=identifier, tenant=None, stream=None)
         started_s, status, sent_bytes, complete = time.perf_counter(), 0, 0, False
 
         async def sending(message: Message) -> None:
@@ -82,7 +82,7 @@ class RequestLog:
             "tenant": scope["state"]["tenant"],
             "method": scope["method"],
             "route": route,
-            "stream": scope.get("path_params", {}).get("stream"),
+            "stream": scope.get("path_params", {}).get("stream") or scope["state"]["stream"],
             "status": status,
             "complete": complete,
             "seconds": round(seconds, 4),

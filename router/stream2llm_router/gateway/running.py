@@ -87,7 +87,7 @@ async def run(request: Request, gateway: GatewayOf, tenant: TenantOf) -> Respons
         raise Problem(422, str(ErrorCode.MALFORMED), "the first line must be an open operation", field="op")
     if isinstance(first, LineTooLong):
         raise Problem(413, "body_too_large", str(first))
-    stream, fields = fields_of_open(parse_open(first))
+    stream, fields = fields_of_open(request, parse_open(first))
     gateway.readers.take(tenant)
     try:
         await gateway.open(tenant, stream, fields)

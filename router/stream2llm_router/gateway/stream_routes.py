@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from stream2llm.composing import append_fields, cancel_fields, finish_fields, new_id, open_fields, update_fields
 from stream2llm.errors import Stream2LLMError
 from stream2llm.following import START
+from stream2llm.tracing.identity import parse_traceparent
 from stream2llm_router.gateway.bodies import Accepted, ChunkBody, ContextBody, FinishBody, OpenBody, Opened
 from stream2llm_router.gateway.dependencies import GatewayOf, StreamName, TenantOf, problems
 from stream2llm_router.gateway.event_streams import (
@@ -50,10 +51,13 @@ def events_path(stream: str) -> str:
     return f"/v1/streams/{stream}/events"
 
 
-def fields_of_open(body: OpenBody) -> tuple[str, dict[bytes, bytes]]:
-    """The stream's id and the entry. Raises StreamError."""
+def fields_of_open(request: Request, body: OpenBody) -> tuple[str, dict[bytes, bytes]]:
+    """The stream's id, which the request is known by from now on, and the entry. Raises StreamError."""
     stream = new_id() if body.stream is None else body.stream
-    return stream, open_fields(stream, body.plain_messages(), body.prompt, body.params, body.options)
+    request.state.stream = stream
+    given = request.headers.get("traceparent", "")
+    traceparent = given if parse_traceparent(given) else ""
+    return stream, open_fields(stream, body.plain_messages(), body.prompt, body.params, body.options, traceparent)
 
 
 def _linked(*operations: str) -> dict[str, Any]:
@@ -70,9 +74,11 @@ def _linked(*operations: str) -> dict[str, Any]:
     },
     summary="Open a stream",
 )
-async def open_stream(body: OpenBody, gateway: GatewayOf, tenant: TenantOf, response: Response) -> Opened:
+async def open_stream(
+    request: Request, body: OpenBody, gateway: GatewayOf, tenant: TenantOf, response: Response
+) -> Opened:
     """The part of the prompt before the marker is prefilled from now on."""
-    stream, fields = fields_of_open(body)
+    stream, fields = fields_of_open(request, body)
     ingress_id = await gateway.open(tenant, stream, fields)
     response.headers["Location"] = events_path(stream)
     return Opened(stream=stream, ingress_id=ingress_id, events=events_path(stream))

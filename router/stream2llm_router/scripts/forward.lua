@@ -27,6 +27,7 @@ local MAX_OPEN, MAX_OPEN_BYTES = tonumber(ARGV[11]), tonumber(ARGV[12])
 local N, FIRST, WIDTH = tonumber(ARGV[13]), 14, 4
 local KNOWN = {
   'stream', 'op', 'messages', 'prompt', 'params', 'options', 'text', 'tokens', 'chunk', 'context', 'version', 'expect',
+  'traceparent',
 }
 local IS_KNOWN = {}
 for _, name in ipairs(KNOWN) do IS_KNOWN[name] = true end

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from collecting import Collector
 from http_caller import Caller, sse
 from running_router import RunningRouter, make_token, running_router
-from served_pod import MESSAGES, Pod, kill, start_pod
+from served_pod import MESSAGES, Pod, kill, start_pod, wait_for
 
 from stream2llm.keys import PoolKeys
 
@@ -31,7 +32,19 @@ def tiny_text_model() -> Path:
 
 
 @pytest.fixture(scope="module")
-def pod(redis_server: Any, tiny_text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+def watched(collector: Collector) -> tuple[str, ...]:
+    return "--log-format", "json", "--traces-endpoint", collector.endpoint
+
+
+@pytest.fixture(scope="module")
+def pod(
+    redis_server: Any, tiny_text_model: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[Pod]:
     with redis_server.client() as client:
         client.flushall()
         client.sadd(KEYS.tenants, "acme", "globex")
@@ -40,7 +53,8 @@ def pod(redis_server: Any, tiny_text_model: Path, tmp_path_factory: pytest.TempP
         patch.setenv("STREAM2LLM_REDIS_PASSWORD", PASSWORD)
         patch.setenv("VLLM_API_KEY", API_KEY)
         url = f"redis://server@127.0.0.1:{redis_server.port}"
-        pod = start_pod(tiny_text_model, redis_server.port, tmp_path_factory.mktemp("engine"), "--redis", url)
+        folder = tmp_path_factory.mktemp("engine")
+        pod = start_pod(tiny_text_model, redis_server.port, folder, "--redis", url, *watched(collector))
     yield pod
     kill(pod.process)
     with redis_server.client() as client:
@@ -48,9 +62,11 @@ def pod(redis_server: Any, tiny_text_model: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="module")
-def router(redis_server: Any, pod: Pod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
-    folder = tmp_path_factory.mktemp("router")
-    with running_router(redis_server.url, KEYS.pool, folder, STREAM2LLM_POD_API_KEY=API_KEY) as router:
+def router(
+    redis_server: Any, pod: Pod, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[RunningRouter]:
+    options = (redis_server.url, KEYS.pool, tmp_path_factory.mktemp("router"), *watched(collector))
+    with running_router(*options, STREAM2LLM_POD_API_KEY=API_KEY) as router:
         yield router
 
 
@@ -168,3 +184,55 @@ def test_the_pods_key_is_wanted_and_no_secret_is_logged(
     for secret in (API_KEY, PASSWORD, *tokens.values()):
         for told in (pod.log_text(), router.said(), *arguments):
             assert secret not in told
+
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_trace_goes_from_ingress_to_the_first_token(caller: Caller, collector: Collector) -> None:
+    body = {"messages": MESSAGES, "params": PARAMS}
+    stream = caller.post("/v1/streams", json=body, headers={"traceparent": PARENT}).json()["stream"]
+    caller.post(f"/v1/streams/{stream}/finish", json={"text": PAGES[0]})
+    assert caller.events(stream)[-1]["event"] == "done"
+    names = ("router.forward", "pod.intake", "pod.prefill", "pod.first_token")
+    wait_for("all spans", lambda: len(collector.of_stream(stream)) == len(names), 60)
+    spans = collector.of_stream(stream)
+    assert {span.trace_id for span in spans.values()} == {"0af7651916cd43dd8448eb211c80319c"}
+    root = spans["router.forward"]
+    assert root.parent_id == "b7ad6b7169203331"
+    assert {spans[name].parent_id for name in names[1:]} == {root.span_id}
+    assert {name: spans[name].service for name in names} == dict(
+        zip(names, ("stream2llm-router", *["stream2llm-pod"] * 3), strict=True)
+    )
+    # The open's arrival in Redis begins both; the prefill goes over into the wait for the first token.
+    assert spans["pod.intake"].start_ns == root.start_ns
+    assert spans["pod.intake"].end_ns <= spans["pod.first_token"].end_ns
+    assert spans["pod.prefill"].start_ns == spans["pod.intake"].end_ns
+    assert spans["pod.first_token"].attributes["stream2llm.tenant"] == "acme"
+    assert spans["pod.first_token"].attributes["stream2llm.attempt"] == 1
+
+
+def test_logs_are_json_lines_that_name_stream_and_tenant_and_no_secret(
+    caller: Caller, pod: Pod, router: RunningRouter, tokens: dict[str, str]
+) -> None:
+    secret = "a page that nobody else may read"
+    stream = caller.post("/v1/streams", json={"messages": MESSAGES, "params": PARAMS}).json()["stream"]
+    caller.post(f"/v1/streams/{stream}/finish", json={"text": secret})
+    caller.events(stream)
+
+    def about_it(text: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("stream") == stream]
+
+    # The answer is in Redis before the line is in the log.
+    ended = wait_for("the pod's line", lambda: about_it(pod.log_text()), 60)
+    assert [line["tenant"] for line in ended] == ["acme"]
+    assert ended[0]["message"].startswith(f"stream acme/{stream} ended: length, 24 tokens, first after ")
+    assert {"time", "level", "logger"} <= set(ended[0])
+    wait_for("the router's lines", lambda: len(about_it(router.said())) == 3, 60)
+    assert {line["tenant"] for line in about_it(router.said())} == {"acme"}
+    everything = pod.log_text() + router.said()
+    for hidden in (secret, PASSWORD, API_KEY, *tokens.values()):
+        assert hidden not in everything
+    # Whatever the engine itself says comes in the same form, from all of its processes.
+    assert [line for line in pod.log_text().splitlines() if " INFO " in line] == []

@@ -1,0 +1,1 @@
+"""`bench tracing`: what traces cost."""

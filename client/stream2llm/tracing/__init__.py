@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of streams, off unless an endpoint is given."""
