@@ -1,7 +1,7 @@
 # Everything a checkout can do. `make` alone lists it.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast cluster test-cluster test-long chaos lint images images-pod docs generate lock clean
+.PHONY: help setup demo test test-fast cluster test-cluster test-autoscale test-long chaos lint images images-pod docs generate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ cluster: setup ## a real one-node Kubernetes with our chart and a CPU pool in it
 test-cluster: setup ## the tests on a real Kubernetes; those with a node need root (builds it first: 20 minutes, once)
 	@.venv/bin/python tests/cluster/prepare.py
 	@.venv/bin/python tools/run_tests.py kubernetes
+
+test-autoscale: setup ## load rises and falls with a real KEDA, Prometheus and our pods (builds KEDA first: 20 minutes, once)
+	@.venv/bin/python tests/autoscale/prepare.py
+	@.venv/bin/python tools/run_tests.py autoscale
 
 test-long: setup ## thousands of histories and long soaks (an hour and more)
 	@.venv/bin/python tools/run_tests.py long

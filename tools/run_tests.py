@@ -63,7 +63,9 @@ def pytest_part(
 
 
 LINT = Part("lint", ("tools/lint.sh",), 10)
-FAST = pytest_part("fast", "not engine and not simulated and not kubernetes and not e2e and not long", 25)
+FAST = pytest_part(
+    "fast", "not engine and not simulated and not kubernetes and not autoscale and not e2e and not long", 25
+)
 SIMULATED = pytest_part("simulated", "simulated and not engine and not e2e and not long", 20)
 DRIFT = pytest_part(
     "drift",
@@ -80,10 +82,11 @@ DELIVERY = pytest_part("delivery", "e2e and not long", 30, *DELIVERY_FOLDERS)
 E2E = pytest_part(
     "e2e", "e2e and not long", 45, *(f"--ignore={folder}" for folder in DELIVERY_FOLDERS), starts_engines=True
 )
+AUTOSCALE = pytest_part("autoscale", "autoscale", 90)
 LONG = pytest_part("long", "long", 240, starts_engines=True)
 
 EVERYDAY: tuple[Part, ...] = (LINT, ENGINE, FAST, E2E, DELIVERY, SIMULATED, DRIFT)
-PARTS = {part.name: part for part in (*EVERYDAY, KUBERNETES, LONG)}
+PARTS = {part.name: part for part in (*EVERYDAY, KUBERNETES, AUTOSCALE, LONG)}
 AT_A_TIME = 2
 
 

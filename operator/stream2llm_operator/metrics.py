@@ -38,6 +38,9 @@ class OperatorMetrics:
         self._ready = Gauge(
             "stream2llm_pool_ready_replicas", "Pods that take streams.", ["namespace", "pool"], registry=registry
         )
+        self._wanted = Gauge(
+            "stream2llm_pool_replicas", "Pods that there are to be.", ["namespace", "pool"], registry=registry
+        )
         self._waste_target = Gauge(
             "stream2llm_pool_preemption_waste_target_ratio",
             "Share of time lost to preemptions from which on pods are added.",
@@ -51,6 +54,7 @@ class OperatorMetrics:
         """Take the figures of all resources there are; those of others go."""
         tally: Tally[str] = Tally()
         self._ready.clear()
+        self._wanted.clear()
         self._waste_target.clear()
         for body in bodies:
             status = body.get("status") or {}
@@ -62,6 +66,7 @@ class OperatorMetrics:
             own = f"{metadata['namespace']}/{metadata['name']}"
             pool = (spec.get("streams", {}).get("poolName") or own).split("/", 1)
             self._ready.labels(*pool).set(status.get("readyReplicas", 0))
+            self._wanted.labels(*pool).set(spec.get("replicas", 1))
             if (scaling := spec.get("autoscaling")) is not None:
                 percent = scaling.get("targets", {}).get("preemptionWastePercent", 2)
                 self._waste_target.labels(*pool).set(percent / 100)

@@ -55,6 +55,10 @@ class Components:
             process.kill()
             process.wait()
 
+    def signal(self, name: str, number: int) -> None:
+        """Such as SIGHUP to read its configuration again, or SIGSTOP."""
+        self._processes[name].send_signal(number)
+
     def stop_all(self) -> None:
         """The last one started first."""
         for name in reversed(self.running):

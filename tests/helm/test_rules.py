@@ -106,8 +106,8 @@ def hot(speed: int) -> Series:
 def test_half_of_the_pods_wasting_time_grow_then_hold_then_let_go(promtool: str, tmp_path: Path, speed: int) -> None:
     """Shrinking every window in proportion shrinks the answer in proportion: short runs prove something."""
     series = {**a_pod("a", **hot(speed)), **a_pod("b")}
-    # Too young, calm, wasting, held by the last preemption, free again.
-    at: dict[float, float | None] = {2: None, 9: 0, 13: 1.25, 22: 1, 28: 0}
+    # Too young to shrink, calm, wasting, held by the last preemption, free again.
+    at: dict[float, float | None] = {2: 1, 9: 0, 13: 1.25, 22: 1, 28: 0}
     expected = [(SIGNAL, minutes, signal(value)) for minutes, value in at.items()]
     check(promtool, tmp_path, series, expected, speed=speed)
 
@@ -162,7 +162,30 @@ def test_without_pods_loads_are_unknown_and_streams_are_those_that_wait(promtool
         (SIGNAL, 13, {}),
     ]
     check(promtool, tmp_path, waiting, expected)
+    # Not ready is not the same as not wanted.
+    ready = f"stream2llm_pool_ready_replicas{{{POOL}}}"
+    wanted = f"stream2llm_pool_replicas{{{POOL}}}"
+    check(promtool, tmp_path, {**waiting, ready: "0x200", wanted: "1x200"}, expected)
     check(promtool, tmp_path, {**waiting, **a_pod("a")}, [(streams, 13, {f"{streams}{{{POOL}}}": 7})])
+
+
+def test_a_pool_that_is_to_have_no_pods_has_no_load(promtool: str, tmp_path: Path) -> None:
+    """Else its autoscaler would complain of missing signals for as long as nobody needs it."""
+    none = {f"stream2llm_pool_replicas{{{POOL}}}": "0x200", f"stream2llm_router_waiting_streams{{{POOL}}}": "0x200"}
+    series = ("pool_open_streams", "pool_prefill_backlog_seconds", "pool_kv_cache_usage", "pool_preemption_signal")
+    expected = [(f"stream2llm:{name}", 13.0, {f"stream2llm:{name}{{{POOL}}}": 0.0}) for name in series]
+    check(promtool, tmp_path, none, expected)
+    # What its last pods say while they leave counts.
+    leaving = "stream2llm:pool_kv_cache_usage"
+    check(promtool, tmp_path, {**none, **a_pod("a")}, [(leaving, 13, {f"{leaving}{{{POOL}}}": 0.5})])
+
+
+def test_a_pod_whose_clock_is_ahead_never_makes_a_pool_shrink(promtool: str, tmp_path: Path) -> None:
+    """Nothing is known of its age, so there is no signal, and without one nothing shrinks."""
+    series = a_pod("a", since="3600x200")
+    check(promtool, tmp_path, series, [(SIGNAL, 13, signal(None))])
+    # One that is right speaks for the pool.
+    check(promtool, tmp_path, {**series, **a_pod("b")}, [(SIGNAL, 13, signal(0))])
 
 
 def test_pools_do_not_mix(promtool: str, tmp_path: Path) -> None:

@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from stream2llm_bench.demo.ports import free_port
 
 
 class RunningOperator:
-    """`stream2llm operator` on a kubeconfig. Start it as a context; `kill` and `start` in between are allowed."""
+    """`stream2llm operator` on a kubeconfig. Start it as a context; `kill` and `start` in between are allowed.
 
-    def __init__(self, kubeconfig: Path, log: Path, *arguments: str) -> None:
-        self.kubeconfig, self.log, self.arguments = kubeconfig, log, arguments
+    prefix: a command that becomes another one, such as in a namespace.
+    """
+
+    def __init__(self, kubeconfig: Path, log: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
+        self.kubeconfig, self.log, self.arguments, self._prefix = kubeconfig, log, arguments, prefix
         self.health, self.metrics = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -33,7 +37,7 @@ class RunningOperator:
                 self.kill()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "stream2llm.commands.main", "operator"]
+        command = [*self._prefix, sys.executable, "-m", "stream2llm.commands.main", "operator"]
         command += ["--health", f"127.0.0.1:{self.health}", "--metrics", f"127.0.0.1:{self.metrics}", *self.arguments]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(

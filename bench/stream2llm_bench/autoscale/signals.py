@@ -47,7 +47,7 @@ class Signals:
         return self._sum(lambda sample: sample.kv_usage)
 
     def preemption(self) -> float | None:
-        """1.25: grow; 1: hold; 0: no opinion; None while no pod is mature."""
+        """1.25: grow; 1: hold, also while no pod is mature; 0: no opinion; None without pods."""
         if not self._scrapes:
             return None
         now_s, latest = self._scrapes[-1]
@@ -55,7 +55,7 @@ class Signals:
             sample for sample in latest.values() if not sample.draining and now_s - sample.ready_since_s > MATURE_S
         ]
         if not mature:
-            return None
+            return 1.0 if latest else None
         wasteful = sum(self._waste_ratio(sample.name) > self._waste_target for sample in mature)
         if wasteful > 0 and wasteful >= len(mature) / 2:
             return 1.25

@@ -401,7 +401,7 @@ def _configure_logging(parsed: argparse.Namespace, form: str) -> None:
     from vllm.logger import configure_logging_from_args
 
     if form == "json":
-        if parsed.log_config_file:
+        if getattr(parsed, "log_config_file", None):
             raise CannotServe("--log-format json and a logging configuration for vLLM cannot be given both")
         # All processes of vLLM read it, and its HTTP server.
         parsed.log_config_file = str(JSON_LOGGING)

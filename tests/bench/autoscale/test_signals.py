@@ -41,7 +41,7 @@ def test_half_of_the_mature_pods_decide() -> None:
         hot = replace(POD, waste_total_s=waste_s, preemptions_total=int(waste_s))
         return now_s, [hot, replace(POD, name="b")]
 
-    assert fed(scrape(100.0, 0.0)).preemption() is None
+    assert fed(scrape(100.0, 0.0)).preemption() == 1
     assert fed(scrape(200.0, 0.0), scrape(300.0, 0.0)).preemption() == 0.0
     assert fed(scrape(200.0, 0.0), scrape(300.0, 3.0)).preemption() == 1.25
     assert fed(scrape(200.0, 0.0), scrape(300.0, 1.0)).preemption() == 1.0

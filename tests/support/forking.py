@@ -1,7 +1,8 @@
 """Starts processes of ours by forking one that has imported everything: a pod is there in seconds, not in a minute.
 
-Run as a program it reads one JSON line for each process to start, `{"arguments": […], "log": PATH}`, and answers with
-its pid; at the end of its input it ends. What it starts are processes like any others, each the head of its own group.
+Run as a program it reads one JSON line for each process to start, `{"arguments": […], "log": PATH,
+"environment": {…}}`, and answers with its pid; at the end of its input it ends. What it starts are processes like any
+others, each the head of its own group.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ class Launcher:
         )
         self._answer()
 
-    def start(self, arguments: list[str], log: Path) -> int:
-        """`stream2llm ARGUMENTS…` in a process of its own; its pid."""
+    def start(self, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
+        """`stream2llm ARGUMENTS…` in a process of its own, with these variables besides ours; its pid."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log)}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"arguments": arguments, "log": str(log), "environment": dict(environment or {})}) + "\n"
+        )
         self._process.stdin.flush()
         return int(self._answer()["pid"])
 
@@ -67,6 +71,7 @@ def run() -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            os.environ |= order["environment"]
             sys.argv = ["stream2llm", *order["arguments"]]
             code = 1
             try:
