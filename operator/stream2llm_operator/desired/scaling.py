@@ -152,6 +152,17 @@ def external_metric(prefix: str, signal: Signal) -> str:
     return prefix + signal.series.replace(":", "_")
 
 
+def asked_metrics(pool: Pool) -> dict[str, str]:
+    """The signals' names by what a HorizontalPodAutoscaler calls their metrics; KEDA numbers its triggers."""
+    scaling = pool.spec.autoscaling
+    if scaling is None:
+        return {}
+    asked = signals(pool, scaling)
+    if scaling.hpa is not None:
+        return {external_metric(scaling.hpa.metric_prefix, signal): signal.name for signal in asked}
+    return {f"s{number}-prometheus": signal.name for number, signal in enumerate(asked)}
+
+
 def _hpa(pool: Pool, scaling: Autoscaling) -> dict[str, Any]:
     minimum, maximum = _bounds(scaling)
     prefix = scaling.hpa.metric_prefix if scaling.hpa is not None else ""

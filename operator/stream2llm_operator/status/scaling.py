@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stream2llm_operator.desired.scaling import SCALED_OBJECT, backend
+from stream2llm_operator.desired.scaling import SCALED_OBJECT, asked_metrics, backend
 from stream2llm_operator.pool import Pool
 from stream2llm_operator.status.deriving import Verdict
 from stream2llm_operator.status.diagnosing import Finding
@@ -41,7 +41,7 @@ def scaling_verdict(pool: Pool, scaler: Scaler) -> Verdict:
         if ready is None or ready["status"] == "Unknown":
             return Verdict(None, "Pending", "KEDA has not looked at the ScaledObject yet")
         if ready["status"] == "False":
-            return Verdict(False, "SignalsMissing", _said(ready))
+            return Verdict(False, "SignalsMissing", _lacking(pool, scaler, _said(ready)))
         if (fallback := found.get("Fallback")) is not None and fallback["status"] == "True":
             return Verdict(False, "SignalsMissing", _said(fallback))
     elif scaler.autoscaler is None:
@@ -54,7 +54,10 @@ def scaling_verdict(pool: Pool, scaler: Scaler) -> Verdict:
         active = found.get("ScalingActive")
         # An autoscaler of something that is at 0 says so, and that is how it should be.
         if active is not None and active["status"] == "False" and active.get("reason") != "ScalingDisabled":
-            return Verdict(False, "SignalsMissing", _said(active))
+            return Verdict(False, "SignalsMissing", _lacking(pool, scaler, _said(active)))
+        if _missing(pool, scaler):
+            # The autoscaler itself complains only once it would like to shrink.
+            return Verdict(False, "SignalsMissing", _lacking(pool, scaler, ""))
     return Verdict(True, "Preview" if scaling.mode == "Preview" else "Autoscaled")
 
 
@@ -67,7 +70,7 @@ def scaling_status(pool: Pool, previous: Mapping[str, Any], scaler: Scaler, now:
     history = [dict(decision) for decision in before.get("history") or ()]
     count, count_before = pool.spec.replicas, before.get("current")
     if count_before is not None and count_before != count:
-        history.append({"time": now, "from": count_before, "to": count, "reason": _why(scaler)})
+        history.append({"time": now, "from": count_before, "to": count, "reason": _why(pool, scaler)})
     result: dict[str, Any] = {"backend": kind, "current": count, "history": history[-KEPT_DECISIONS:]}
     desired = ((scaler.autoscaler or {}).get("status") or {}).get("desiredReplicas")
     if desired is not None:
@@ -78,9 +81,30 @@ def scaling_status(pool: Pool, previous: Mapping[str, Any], scaler: Scaler, now:
     return result
 
 
-def _why(scaler: Scaler) -> str:
+def _missing(pool: Pool, scaler: Scaler) -> list[str]:
+    """Signals that the autoscaler has no figures of; none where it does not say which it has."""
+    status = (scaler.autoscaler or {}).get("status") or {}
+    current = status.get("currentMetrics")
     active = _conditions(scaler.autoscaler or {}).get("ScalingActive")
-    return _said(active) if active is not None else "the number of pods was changed"
+    if current is None or active is None or active.get("reason") == "ScalingDisabled":
+        return []
+    known = {((metric.get("external") or {}).get("metric") or {}).get("name") for metric in current}
+    return [signal for metric, signal in asked_metrics(pool).items() if metric not in known]
+
+
+def _lacking(pool: Pool, scaler: Scaler, said: str) -> str:
+    """What an autoscaler says of missing figures, led by whose they are."""
+    missing = ", ".join(_missing(pool, scaler))
+    return ": ".join(part for part in (f"no figures of {missing}" if missing else "", said) if part)
+
+
+def _why(pool: Pool, scaler: Scaler) -> str:
+    """Which signal asked for the number of pods, or what the autoscaler says of that in its own words."""
+    active = _conditions(scaler.autoscaler or {}).get("ScalingActive")
+    if active is None:
+        return "the number of pods was changed"
+    text = _said(active)
+    return next((f"asked for by {signal}" for metric, signal in asked_metrics(pool).items() if metric in text), text)
 
 
 def _conditions(body: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -96,6 +96,43 @@ def test_changes_are_kept_with_their_reason_the_last_five() -> None:
     assert {decision["reason"] for decision in history} == {"ValidMetricFound happened"}
 
 
+def of_hpa(*names: str, **more: Any) -> dict[str, Any]:
+    """An autoscaler at work that has figures of these metrics; '' is one that it has none of."""
+    current = [{"type": "External", "external": {"metric": {"name": name}}} if name else {"type": ""} for name in names]
+    return said({"ScalingActive": ("True", "ValidMetricFound")}, currentMetrics=current, **more)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (("s0-prometheus", "", "s2-prometheus", "s3-prometheus"), "no figures of prefill-backlog"),
+        (("s0-prometheus", "", "", "s3-prometheus"), "no figures of prefill-backlog, kv-cache"),
+        (("", "", "", ""), "no figures of open-streams, prefill-backlog, kv-cache, preemptions"),
+    ],
+)
+def test_missing_signals_are_named_although_the_autoscaler_goes_on(metrics: tuple[str, ...], message: str) -> None:
+    assert scaling_verdict(scaled(), Scaler(KEDA_READY, of_hpa(*metrics))) == Verdict(False, "SignalsMissing", message)
+    failed = said({"Ready": ("False", "TriggerError")})
+    expected = Verdict(False, "SignalsMissing", f"{message}: TriggerError happened")
+    assert scaling_verdict(scaled(), Scaler(failed, of_hpa(*metrics))) == expected
+
+
+def test_without_keda_signals_have_other_names() -> None:
+    names = ["p_stream2llm_pool_open_streams", "", "p_stream2llm_pool_kv_cache_usage", "p_stream2llm_pool_x"]
+    verdict = scaling_verdict(scaled(hpa={"metricPrefix": "p_"}), Scaler(autoscaler=of_hpa(*names)))
+    assert verdict == Verdict(False, "SignalsMissing", "no figures of prefill-backlog, preemptions")
+
+
+def test_a_change_names_the_signal_that_asked_for_it() -> None:
+    scaler = Scaler(KEDA_READY, of_hpa())
+    text = "able to successfully calculate a replica count from external metric s2-prometheus(&LabelSelector{…})"
+    scaler.autoscaler["status"]["conditions"][0]["message"] = text  # type: ignore[index]
+    before = {"autoscaling": {"backend": "ScaledObject", "current": 2, "history": []}}
+    status = scaling_status(scaled(3), before, scaler, NOW)
+    assert status is not None
+    assert status["history"] == [{"time": NOW, "from": 2, "to": 3, "reason": "asked for by kv-cache"}]
+
+
 def test_what_was_desired_stays_while_nobody_says_anything_new() -> None:
     before = {"autoscaling": {"backend": "ScaledObject", "history": [], "desired": 5}, "replicas": 3}
     status = scaling_status(scaled(3), before, Scaler(KEDA_READY, None), NOW)
