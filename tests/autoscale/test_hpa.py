@@ -14,7 +14,7 @@ from pool_loop import SPEED, PoolLoop, running_loop, running_plane, spec
 
 pytestmark = pytest.mark.autoscale
 
-MANY, FEW = 12, 3
+MANY, FEW = 10, 3
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from stream2llm_operator.desired.scaling import DOWN_STEP_S, DOWN_WINDOW_S
 
 pytestmark = pytest.mark.autoscale
 
-MANY, ENOUGH_FOR_TWO, FEW = 12, 8, 3
+MANY, ENOUGH_FOR_TWO, FEW = 10, 8, 3
 
 
 @pytest.fixture(scope="module")
