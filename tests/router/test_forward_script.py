@@ -354,9 +354,9 @@ def test_a_backlog_is_judged_once_and_passes_in_order_with_what_is_wrong_in_it(
     """While the server works on a batch the next one is judged; many batches come from one read."""
     judged: list[Any] = []
 
-    def counting(fields: Any) -> Any:
+    def counting(fields: Any, rules: Any) -> Any:
         judged.append(fields)
-        return judge(fields)
+        return judge(fields, rules)
 
     monkeypatch.setattr("stream2llm_router.forwarding.judge", counting)
     bench.beat()

@@ -11,7 +11,8 @@ import pytest
 from collecting import Collector
 from http_caller import Caller, sse
 from running_router import RunningRouter, make_token, running_router
-from served_pod import MESSAGES, Pod, kill, start_pod, wait_for
+from served_pod import MESSAGES, Pod, kill, start_pod
+from waiting import wait_for
 
 from stream2llm.keys import PoolKeys
 
@@ -195,7 +196,7 @@ def test_a_trace_goes_from_ingress_to_the_first_token(caller: Caller, collector:
     caller.post(f"/v1/streams/{stream}/finish", json={"text": PAGES[0]})
     assert caller.events(stream)[-1]["event"] == "done"
     names = ("router.forward", "pod.intake", "pod.prefill", "pod.first_token")
-    wait_for("all spans", lambda: len(collector.of_stream(stream)) == len(names), 60)
+    wait_for("all spans", lambda: len(collector.of_stream(stream)) == len(names))
     spans = collector.of_stream(stream)
     assert {span.trace_id for span in spans.values()} == {"0af7651916cd43dd8448eb211c80319c"}
     root = spans["router.forward"]
@@ -225,11 +226,11 @@ def test_logs_are_json_lines_that_name_stream_and_tenant_and_no_secret(
         return [line for line in lines if line.get("stream") == stream]
 
     # The answer is in Redis before the line is in the log.
-    ended = wait_for("the pod's line", lambda: about_it(pod.log_text()), 60)
+    ended = wait_for("the pod's line", lambda: about_it(pod.log_text()))
     assert [line["tenant"] for line in ended] == ["acme"]
     assert ended[0]["message"].startswith(f"stream acme/{stream} ended: length, 24 tokens, first after ")
     assert {"time", "level", "logger"} <= set(ended[0])
-    wait_for("the router's lines", lambda: len(about_it(router.said())) == 3, 60)
+    wait_for("the router's lines", lambda: len(about_it(router.said())) == 3)
     assert {line["tenant"] for line in about_it(router.said())} == {"acme"}
     everything = pod.log_text() + router.said()
     for hidden in (secret, PASSWORD, API_KEY, *tokens.values()):
