@@ -11,7 +11,7 @@ from stream2llm import settings
 from stream2llm.heartbeats import Pod
 
 DEFAULT_PREFILL_TOKENS_PER_S = 1000.0
-"""Assumed where a pod has measured nothing; only its ratio between pods matters then, and it is the same for all."""
+"""Assumed while no pod has measured anything."""
 OPEN_STREAM_TOKENS = 64
 """What an open stream counts beside its backlog: it will bring more, and while it answers it takes from each step."""
 LEAST_FREE_KV = 0.05
@@ -45,11 +45,23 @@ class Given:
 NOTHING = Given()
 
 
-def predicted_ttft_s(pod: Pod, tokens: int, given: Given = NOTHING) -> float:
-    """Seconds until a prompt of `tokens` tokens, given to this pod now, would have its first token."""
+def common_rate(pods: Iterable[Pod]) -> float:
+    """Prompt tokens per second that a pod of this pool computes: the most that any of them has shown.
+
+    They are of one kind, and what one has measured is at most what it can do: a pod with little to do shows little, one
+    that has just started nothing. Taken for its speed, that would keep streams from the very pods that are free. A pod
+    that is slower than its like has the longer backlog.
+    """
+    return max((pod.prefill_tokens_per_s or 0.0 for pod in pods), default=0.0) or DEFAULT_PREFILL_TOKENS_PER_S
+
+
+def predicted_ttft_s(pod: Pod, tokens: int, rate: float, given: Given = NOTHING) -> float:
+    """Seconds until a prompt of `tokens` tokens, given to this pod now, would have its first token.
+
+    rate: `common_rate` of the pool.
+    """
     streams = pod.open_streams + given.streams
     todo_tokens = pod.backlog_tokens + given.tokens + tokens + OPEN_STREAM_TOKENS * streams
-    rate = pod.prefill_tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
     return todo_tokens / rate / max(1.0 - pod.kv_usage, LEAST_FREE_KV)
 
 
@@ -123,12 +135,13 @@ def choose_pod(
         return given.get(pod.incarnation, NOTHING)
 
     def predicted_s(pod: Pod) -> float:
-        return predicted_ttft_s(pod, needs.tokens, got(pod))
+        return predicted_ttft_s(pod, needs.tokens, rate, got(pod))
 
     fit = [pod for pod in pods if able(pod, now_ms, got(pod), lapse_ms) and needs.fingerprint in ("", pod.fingerprint)]
     fit = [pod for pod in fit if needs.model in pod.models] or fit
     if not fit:
         return None
+    rate = common_rate(fit)
     if needs.affinity:
         best_s = min(map(predicted_s, fit))
         equal = [pod for pod in fit if predicted_s(pod) - best_s < AFFINITY_SLACK_S]

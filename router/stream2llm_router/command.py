@@ -43,6 +43,14 @@ class RouteCommand:
             help=f"how long an open waits for a pod with room (default {settings.OPEN_WAIT_MS // 1000})",
         )
         parser.add_argument(
+            "--start-wait-seconds",
+            type=_positive,
+            default=os.environ.get("STREAM2LLM_START_WAIT_SECONDS"),
+            metavar="N",
+            help="how long an open waits while there is no pod at all, as one may be starting (default: as if there "
+            "were one)",
+        )
+        parser.add_argument(
             "--max-chunk-bytes",
             type=_chunk_bytes,
             default=os.environ.get("STREAM2LLM_MAX_CHUNK_BYTES", str(settings.MAX_CHUNK_BYTES)),
@@ -92,6 +100,7 @@ def _route(
         RouterMetrics(args.pool, registry),
         retain_s=args.retain_seconds,
         open_wait_ms=args.open_wait_seconds * 1000,
+        start_wait_ms=max(args.start_wait_seconds or 0, args.open_wait_seconds) * 1000,
         declaration=Declaration(client, keys, Path(args.tenants_file)) if args.tenants_file else None,
         rules=EntryRules(max_chunk_bytes=args.max_chunk_bytes),
         tracer=tracer,

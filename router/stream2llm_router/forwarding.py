@@ -100,6 +100,7 @@ class Forwarder:
         *,
         retain_s: int = settings.RETAIN_S,
         open_wait_ms: int = settings.OPEN_WAIT_MS,
+        start_wait_ms: int = settings.OPEN_WAIT_MS,
         block_ms: int = settings.BLOCK_MS,
         declaration: Declaration | None = None,
         rules: EntryRules = DEFAULT_RULES,
@@ -113,7 +114,7 @@ class Forwarder:
         self._fleet = Fleet(client, keys)
         self.leases = Leases(self._scripts, keys)
         placing = Placing(client, self._scripts, keys, self._fleet, metrics, self._retain_ms)
-        self._holding = Holding(client, keys, self._fleet, placing, metrics, open_wait_ms)
+        self._holding = Holding(client, keys, self._fleet, placing, metrics, open_wait_ms, start_wait_ms)
         self._recovery = Recovery(client, self._scripts, keys, self._fleet, placing)
         self._trimming = Trimming(client, keys, metrics)
         self._turns = Turns()

@@ -11,7 +11,7 @@ import redis
 from stream2llm.errors import ErrorCode
 from stream2llm.events import ErrorEvent
 from stream2llm.keys import PoolKeys
-from stream2llm_router.assigning import Lack
+from stream2llm_router.assigning import Lack, Needs
 from stream2llm_router.fleet import Fleet
 from stream2llm_router.metrics import RouterMetrics
 from stream2llm_router.placing import Placing
@@ -21,6 +21,15 @@ logger = logging.getLogger(__name__)
 MAX_HELD_STREAMS = 1_000
 """Streams of one tenant that may wait for a pod; one more ends with `overloaded`."""
 _BATCH_STREAMS = 100
+
+
+def is_late(now_ms: int, held_ms: int, without_pods_ms: int, open_wait_ms: int, start_wait_ms: int) -> bool:
+    """Whether a stream that has been held since `held_ms` has waited long enough. All times are of Redis.
+
+    without_pods_ms: when there was last no pod at all. A pod that comes after a start has `open_wait_ms` to take the
+    streams that waited for it; in all, none waits longer than `start_wait_ms`.
+    """
+    return now_ms - max(held_ms, without_pods_ms) >= open_wait_ms or now_ms - held_ms >= start_wait_ms
 
 
 class Holding:
@@ -34,9 +43,12 @@ class Holding:
         placing: Placing,
         metrics: RouterMetrics,
         open_wait_ms: int,
+        start_wait_ms: int,
     ) -> None:
+        """start_wait_ms: how long a stream may wait in all where there are no pods, as one may be starting."""
         self._client, self._keys, self._fleet, self._placing = client, keys, fleet, placing
-        self._metrics, self._open_wait_ms = metrics, open_wait_ms
+        self._metrics, self._open_wait_ms, self._start_wait_ms = metrics, open_wait_ms, start_wait_ms
+        self._without_pods_ms = 0
         self._lacks: dict[str, frozenset[Lack]] = {}
 
     @property
@@ -74,9 +86,18 @@ class Holding:
         self._metrics.waiting_for(self.lacks)
 
     def _expire(self, tenant: str, epoch: str) -> None:
-        since = self._fleet.now_ms - self._open_wait_ms
-        late: Any = self._client.zrangebyscore(self._keys.held(tenant), "-inf", since, 0, _BATCH_STREAMS)
-        streams = [raw.decode("utf-8", "replace") for raw in late]
+        now_ms = self._fleet.now_ms
+        if self._fleet.lack(Needs()) is Lack.NO_POD:
+            self._without_pods_ms = now_ms
+        since = now_ms - self._open_wait_ms
+        held: Any = self._client.zrangebyscore(
+            self._keys.held(tenant), "-inf", since, 0, _BATCH_STREAMS, withscores=True
+        )
+        streams = [
+            raw.decode("utf-8", "replace")
+            for raw, held_ms in held
+            if is_late(now_ms, int(held_ms), self._without_pods_ms, self._open_wait_ms, self._start_wait_ms)
+        ]
         for stream, route in zip(streams, self._placing.routes(tenant, streams), strict=True):
             if route is None:
                 continue
@@ -86,5 +107,6 @@ class Holding:
             else:
                 code = ErrorCode.OVERLOADED
                 lack = self._fleet.lack(route.needs())
-                message = f"no pod has taken the stream within {self._open_wait_ms} ms: {lack.told()}"
+                waited_ms = self._start_wait_ms if lack is Lack.NO_POD else self._open_wait_ms
+                message = f"no pod has taken the stream within {waited_ms} ms: {lack.told()}"
             self._placing.end(tenant, epoch, stream, route, ErrorEvent(code, message))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from forking import Launcher
+from forking import CLOCK_AHEAD, Launcher
 from kube_api import KubeApi
 
 NODE = "processes"
@@ -84,6 +84,8 @@ class ProcessNode:
         self._lock = threading.Lock()
         self._running: dict[str, Running] = {}
         self._beaten_s = 0.0
+        self.clock_ahead_s = 0.0
+        """Of what is started from now on: this machine's clock was set wrong."""
         self.troubles: list[BaseException] = []
         """What went wrong; to be empty at the end."""
 
@@ -164,6 +166,8 @@ class ProcessNode:
         # Only a container has a home of its own.
         for name in ("HOME", "HF_HOME"):
             environment.pop(name, None)
+        if self.clock_ahead_s:
+            environment[CLOCK_AHEAD] = str(self.clock_ahead_s)
         mounts = {**self._folders, **self._config_maps(running.name, pod)}
         arguments = list(container["args"])
         for path, folder in mounts.items():

@@ -12,9 +12,13 @@ from keda import external_metrics_are_served, serve_external_metrics
 from monitoring import Prometheus
 from pool_loop import SPEED, PoolLoop, running_loop, running_plane, spec
 
+from stream2llm_operator.desired.scaling import DOWN_STEP_S, DOWN_WINDOW_S
+
 pytestmark = pytest.mark.autoscale
 
 MANY, FEW = 10, 3
+MISSING: set[str] = set()
+"""Series that the adapter has no figures of."""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,8 @@ def hpa_loop(
         prometheus.start()
 
         def figure(series: str, labels: dict[str, str]) -> float | None:
+            if series in MISSING:
+                return None
             selector = ",".join(f'{name}="{value}"' for name, value in labels.items())
             return prometheus.value(f"{series}{{{selector}}}")
 
@@ -58,3 +64,21 @@ def test_load_rises_and_falls(hpa_loop: PoolLoop) -> None:
     load.level = FEW
     loop.wait("one pod is enough", lambda: loop.wanted_pods == 1 and loop.ready_pods == 1)
     assert load.lost == {}
+
+
+def test_one_series_missing_is_told_and_nothing_shrinks(hpa_loop: PoolLoop) -> None:
+    loop = hpa_loop
+    loop.load.level = FEW
+    loop.wait("one pod", lambda: loop.wanted_pods == 1 and loop.ready_pods == 1)
+    MISSING.add("stream2llm:pool_prefill_backlog_seconds")
+    try:
+        loop.wait("told", lambda: loop.condition()[:2] == ("False", "SignalsMissing"))
+        assert loop.condition()[2].startswith("no figures of prefill-backlog")
+        loop.scale(3)
+        seconds = SPEED.seconds(DOWN_WINDOW_S + 2 * DOWN_STEP_S)
+        loop.holds_for("nothing shrinks", seconds, lambda: loop.wanted_pods == 3)
+    finally:
+        MISSING.clear()
+    loop.wait("over", lambda: loop.condition()[:2] == ("True", "Autoscaled"))
+    loop.wait("one pod is enough again", lambda: loop.wanted_pods == 1 and loop.ready_pods == 1)
+    assert loop.load.lost == {}

@@ -98,6 +98,28 @@ def test_nothing_shrinks_while_signals_are_missing(keda_loop: tuple[PoolLoop, Ke
     assert loop.load.lost == {}
 
 
+def test_nothing_shrinks_while_pods_have_a_wrong_clock(keda_loop: tuple[PoolLoop, Keda]) -> None:
+    """An hour ahead, they have been ready since a time to come, and nobody knows how old they are."""
+    loop, _ = keda_loop
+    one_pod(loop)
+    loop.node.clock_ahead_s = 3600.0
+    loop.node.pods("engine")[0].kill()
+    try:
+        loop.wait("a wrong clock: told", lambda: loop.condition()[:2] == ("False", "SignalsMissing"))
+        assert loop.condition()[2].startswith("no figures of preemptions")
+        loop.scale(3)
+        seconds = SPEED.seconds(DOWN_WINDOW_S + 2 * DOWN_STEP_S)
+        loop.holds_for("a wrong clock: nothing shrinks", seconds, lambda: loop.wanted_pods == 3)
+    finally:
+        loop.node.clock_ahead_s = 0.0
+    # All at once: a stream that saw one pod after another go would be blamed for it.
+    for pod in loop.node.pods("engine"):
+        pod.kill()
+    loop.wait("a wrong clock: over", lambda: loop.condition()[:2] == ("True", "Autoscaled"))
+    loop.wait("one pod is enough again", lambda: loop.wanted_pods == 1 and loop.ready_pods == 1)
+    assert loop.load.lost == {}
+
+
 def test_a_pod_that_is_not_read_still_counts(keda_loop: tuple[PoolLoop, Keda]) -> None:
     """Two pods share a load that one alone would not carry; the figures of one of them are lost."""
     loop, _ = keda_loop

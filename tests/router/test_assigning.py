@@ -10,6 +10,7 @@ from stream2llm_router.assigning import (
     Lack,
     Needs,
     choose_pod,
+    common_rate,
     lack_of,
     predicted_ttft_s,
 )
@@ -45,7 +46,10 @@ def pod(name: str, **changes: object) -> Pod:
         ([pod("a", open_streams=4)], {}, None),
         ([pod("a", open_streams=3)], {"a-1": 1}, None),
         ([pod("a", backlog_tokens=500), pod("b", backlog_tokens=400)], {}, "b"),
-        ([pod("a", backlog_tokens=500, prefill_tokens_per_s=2000.0), pod("b", backlog_tokens=400)], {}, "a"),
+        # A pod of a pool is as fast as its like, whatever it has had occasion to show.
+        ([pod("a", backlog_tokens=500, prefill_tokens_per_s=2000.0), pod("b", backlog_tokens=400)], {}, "b"),
+        ([pod("a", open_streams=3, prefill_tokens_per_s=40_000.0), pod("b", prefill_tokens_per_s=None)], {}, "b"),
+        ([pod("a", open_streams=1), pod("b", prefill_tokens_per_s=100.0)], {}, "b"),
         ([pod("a", open_streams=2), pod("b", open_streams=1)], {}, "b"),
         ([pod("a", open_streams=1), pod("b")], {"b-1": 2}, "a"),
         ([pod("a", kv_usage=0.5), pod("b", kv_usage=0.4)], {}, "b"),
@@ -91,16 +95,21 @@ def test_a_named_model_decides_before_the_load() -> None:
         ({}, 0, Given(), 0.0),
         ({"backlog_tokens": 500}, 0, Given(), 0.5),
         ({"backlog_tokens": 500}, 250, Given(), 0.75),
-        ({"backlog_tokens": 500, "prefill_tokens_per_s": 5_000.0}, 0, Given(), 0.1),
         ({"open_streams": 2}, 0, Given(), 0.128),
         ({"backlog_tokens": 100}, 100, Given(1, 236), 0.5),
         ({"backlog_tokens": 500, "kv_usage": 0.5}, 0, Given(), 1.0),
         ({"backlog_tokens": 500, "kv_usage": 1.0}, 0, Given(), 10.0),
-        ({"backlog_tokens": 500, "prefill_tokens_per_s": None}, 0, Given(), 0.5),
     ],
 )
 def test_prediction(fields: dict[str, object], tokens: int, given: Given, seconds: float) -> None:
-    assert predicted_ttft_s(pod("a", **fields), tokens, given) == pytest.approx(seconds)
+    assert predicted_ttft_s(pod("a", **fields), tokens, 1000.0, given) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("rates", "common"), [([], 1000.0), ([None, None], 1000.0), ([None, 200.0, 900.0], 900.0), ([40_000.0], 40_000.0)]
+)
+def test_the_speed_of_a_pool_is_what_any_pod_has_shown(rates: list[float | None], common: float) -> None:
+    assert common_rate([pod(f"p{i}", prefill_tokens_per_s=rate) for i, rate in enumerate(rates)]) == common
 
 
 def chosen(pods: list[Pod], needs: Needs, given: dict[str, Given] | None = None) -> str | None:

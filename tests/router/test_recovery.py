@@ -116,6 +116,20 @@ def test_a_stream_that_nobody_takes_in_time_ends(pool: Pool) -> None:
     assert pool.usage()["bytes"] == 0
 
 
+def test_the_open_that_wakes_a_pool_from_zero_outlasts_the_start_of_its_pod(pool: Pool) -> None:
+    pool.forwarder._holding._start_wait_ms = 1_800_000
+    pool.open("s")
+    pool.turn()
+    assert pool.place() == ("held", "", 0)
+    seconds, _ = pool.client.time()
+    pool.client.zadd(KEYS.held(TENANT), {"s": (seconds - 1_000) * 1000})
+    pool.turn()
+    assert pool.errors() == []
+    pool.beat("a")
+    pool.turn()
+    assert pool.place() == ("open", "a", 1)
+
+
 def test_a_stream_that_has_sent_tokens_goes_to_the_same_model_only(pool: Pool) -> None:
     pool.beat("a")
     pool.open("s")
@@ -299,7 +313,7 @@ def test_no_pod_at_all_and_no_room_are_told_apart(pool: Pool, caplog: pytest.Log
     ("capacity", "words"), [(None, "no pod is there"), (0, "no pod has room")], ids=["no pod", "no room"]
 )
 def test_a_reader_is_told_what_was_lacking(pool: Pool, capacity: int | None, words: str) -> None:
-    pool.forwarder._holding._open_wait_ms = 0
+    pool.forwarder._holding._open_wait_ms = pool.forwarder._holding._start_wait_ms = 0
     if capacity is not None:
         pool.beat("a", capacity={"max_open_streams": capacity})
     pool.open("s")

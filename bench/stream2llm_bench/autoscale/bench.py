@@ -16,6 +16,8 @@ from stream2llm_bench.options import seed
 from stream2llm_bench.reporting import Report, Table
 
 PERCENTILES = (50, 95, 99)
+SHORT = {"preemption": OURS, "kv": "kv cache", "queue": "queue"}
+"""The comparison in short: signals by preemptions, the KV cache at the same target, waiting requests."""
 
 
 class AutoscaleBench:
@@ -56,6 +58,7 @@ def make_report(days: Mapping[str, Day]) -> Report:
     ways = {name: _figures(day) for name, day in days.items()}
     others = [figures for name, figures in ways.items() if name != OURS]
     figures = {
+        **{key: _short(days[name]) for key, name in SHORT.items() if name in days},
         "ways": ways,
         "ours_vs_best": {
             what: round(ways[OURS][what] / max(min(other[what] for other in others), 1e-9), 3)
@@ -81,6 +84,15 @@ def make_report(days: Mapping[str, Day]) -> Report:
         rows,
     )
     return Report(AutoscaleBench.name, figures, [table], lambda path: draw(days, path))
+
+
+def _short(day: Day) -> dict[str, Any]:
+    return {
+        "replica_hours": round(day.replica_hours, 2),
+        "ttft_p95_ms": round(1000 * float(np.percentile(day.ttft_s, 95)) if day.ttft_s else 0.0, 1),
+        "lost_streams": day.unanswered,
+        "direction_changes": day.direction_changes,
+    }
 
 
 def _figures(day: Day) -> dict[str, Any]:

@@ -87,6 +87,14 @@ class Day:
     unanswered: int = 0
 
     @property
+    def direction_changes(self) -> int:
+        """Changes that turn back the one before, however long ago that was."""
+        return sum(
+            (after - before) * (later - earlier) < 0
+            for (_, before, after), (_, earlier, later) in zip(self.changes, self.changes[1:], strict=False)
+        )
+
+    @property
     def reversals(self) -> int:
         """Changes that turn back the one before within `REVERSAL_S`."""
         return sum(

@@ -22,6 +22,10 @@ def deployment(pool: Pool, settings: OperatorSettings) -> dict[str, Any]:
     redis = redis_access(pool)
     arguments = ["route", "--http", f"0.0.0.0:{ROUTER_PORT}", *redis.arguments]
     arguments += ["--max-chunk-bytes", str(quantity_bytes(pool.spec.streams.max_chunk))]
+    scaling = pool.spec.autoscaling
+    if scaling is not None and scaling.min_replicas == 0:
+        # The open that wakes the pool must outlast the start of its pod.
+        arguments += ["--start-wait-seconds", str(pool.spec.startup.timeout_seconds)]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, *redis.mounts]
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}, *redis.volumes]
     if pool.spec.router.auth is not None:

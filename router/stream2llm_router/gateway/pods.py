@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from stream2llm import settings
 from stream2llm.heartbeats import Pod, parse_heartbeat
-from stream2llm_router.assigning import predicted_ttft_s
+from stream2llm_router.assigning import common_rate, predicted_ttft_s
 from stream2llm_router.gateway.streams import Streams
 
 FRESH_S = 1.0
@@ -35,9 +35,10 @@ def choose_for_request(
         and pod.url not in without
         and usable(pod.url)
     ]
+    rate = common_rate(able)
     return min(
         [pod for pod in able if model in pod.models] or able,
-        key=lambda pod: (predicted_ttft_s(pod, 0), in_flight.get(pod.url, 0), pod.open_streams, pod.name),
+        key=lambda pod: (predicted_ttft_s(pod, 0, rate), in_flight.get(pod.url, 0), pod.open_streams, pod.name),
         default=None,
     )
 

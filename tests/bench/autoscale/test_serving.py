@@ -96,3 +96,13 @@ def test_a_short_day_under_each_way() -> None:
     figures = make_report(days).figures
     assert set(figures["ways"]) == set(days)
     assert figures["ways"][OURS]["most_pods"] > 1
+    keys = {"replica_hours", "ttft_p95_ms", "lost_streams", "direction_changes"}
+    assert {name: set(figures[name]) for name in ("preemption", "kv", "queue")} == dict.fromkeys(
+        ("preemption", "kv", "queue"), keys
+    )
+    assert figures["preemption"]["replica_hours"] == figures["ways"][OURS]["replica_hours"]
+
+
+def test_turning_back_counts_however_late() -> None:
+    day = Day(changes=[(0.0, 1, 2), (60.0, 2, 3), (7200.0, 3, 2), (7260.0, 2, 3)])
+    assert (day.direction_changes, day.reversals) == (2, 1)

@@ -6,8 +6,9 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from scenarios import MINIMAL, pool
+from scenarios import MINIMAL, SETTINGS, pool
 
+from stream2llm_operator.desired.routing import deployment as routers
 from stream2llm_operator.desired.scaling import backend, scaler
 
 PROMETHEUS = {"serverAddress": "http://prometheus.monitoring:9090"}
@@ -123,3 +124,16 @@ def test_an_autoscaler_of_external_metrics(version: str) -> None:
         {"type": "AverageValue", "averageValue": "0.8"},
         {"type": "Value", "value": "1"},
     ]
+
+
+def test_the_open_that_wakes_a_pool_from_zero_may_wait_for_its_pod() -> None:
+    def arguments(**scaling: Any) -> list[str]:
+        spec = {**MINIMAL, "startup": {"timeoutSeconds": 900}}
+        spec["autoscaling"] = {"maxReplicas": 8, "prometheus": PROMETHEUS, **scaling}
+        found: list[str] = routers(pool(spec), SETTINGS)["spec"]["template"]["spec"]["containers"][0]["args"]
+        return found
+
+    woken = arguments(minReplicas=0)
+    assert woken[woken.index("--start-wait-seconds") + 1] == "900"
+    # Else an open that finds no pod fails early, as with one that has no room.
+    assert "--start-wait-seconds" not in arguments(minReplicas=1)
