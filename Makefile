@@ -27,7 +27,7 @@ test-cluster: setup ## the tests on a real Kubernetes; those with a node need ro
 
 test-autoscale: setup ## load rises and falls with a real KEDA, Prometheus and our pods (builds KEDA first: 20 minutes, once)
 	@.venv/bin/python tests/autoscale/prepare.py
-	@.venv/bin/python tools/run_tests.py autoscale
+	@.venv/bin/python tools/run_tests.py keda autoscale
 
 test-long: setup ## thousands of histories and long soaks (an hour and more)
 	@.venv/bin/python tools/run_tests.py long

@@ -82,11 +82,12 @@ DELIVERY = pytest_part("delivery", "e2e and not long", 30, *DELIVERY_FOLDERS)
 E2E = pytest_part(
     "e2e", "e2e and not long", 45, *(f"--ignore={folder}" for folder in DELIVERY_FOLDERS), starts_engines=True
 )
-AUTOSCALE = pytest_part("autoscale", "autoscale", 90)
+AUTOSCALE = pytest_part("autoscale", "autoscale", 90, "tests/autoscale", "--ignore=tests/autoscale/test_keda.py")
+KEDA = pytest_part("keda", "autoscale", 90, "tests/autoscale/test_keda.py")
 LONG = pytest_part("long", "long", 240, starts_engines=True)
 
 EVERYDAY: tuple[Part, ...] = (LINT, ENGINE, FAST, E2E, DELIVERY, SIMULATED, DRIFT)
-PARTS = {part.name: part for part in (*EVERYDAY, KUBERNETES, AUTOSCALE, LONG)}
+PARTS = {part.name: part for part in (*EVERYDAY, KUBERNETES, AUTOSCALE, KEDA, LONG)}
 AT_A_TIME = 2
 
 

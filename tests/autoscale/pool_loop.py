@@ -43,7 +43,7 @@ ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-DEAD_PORT = 1
+ALL, DEAD_PORT = "*", 1
 PATIENCE_S = 400.0
 """For anything that must come; a busy machine may be many times slower than an idle one."""
 
@@ -103,7 +103,7 @@ class PoolLoop:
         self.operator, self.load, self._hosts = operator, load, hosts
         self.timeline = Timeline(self._look)
         self.unread: set[str] = set()
-        """Pods that Prometheus finds and whose scrapes nobody answers."""
+        """Pods that Prometheus finds and whose scrapes nobody answers, by name; or ALL."""
 
     @property
     def path(self) -> str:
@@ -182,9 +182,10 @@ class PoolLoop:
         if self._hosts.read_text() != text:
             # In place: the operator sees this very file.
             self._hosts.write_text(text)
-        targets = [
-            f"{each.address}:{DEAD_PORT if each.name in self.unread else each.port}" for each in self.node.pods()
-        ]
+        targets = [f"{each.address}:{each.port}" for each in self.node.pods("router")]
+        for each in self.node.pods("engine"):
+            is_unread = ALL in self.unread or each.name in self.unread
+            targets.append(f"{each.address}:{DEAD_PORT if is_unread else each.port}")
         targets.append(f"127.0.0.1:{self.operator.metrics}")
         self.prometheus.write_targets(json.dumps([{"targets": targets}]))
 
