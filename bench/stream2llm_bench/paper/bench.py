@@ -13,6 +13,8 @@ from stream2llm_bench.paper.comparing import THIRD, Cell, Times, baseline_errors
 from stream2llm_bench.paper.published import NON_STREAMING, PERCENTILES, STREAMING, Condition, load_published
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
+from stream2llm_bench.simulating.keeping import KeptRuns, Work, at_most, kept_runs
+from stream2llm_bench.simulating.keeping import add_arguments as add_run_arguments
 
 SIMULATED: Mapping[str, tuple[str, bool]] = {
     NON_STREAMING: ("default", False),
@@ -24,6 +26,7 @@ SIMULATED: Mapping[str, tuple[str, bool]] = {
 """Published name → (policy here, whether prompts stream). The published LCAS figures are of the artifact, which serves
 the oldest last chunk first."""
 ARTIFACT_COPIES = {"h200-tp2": "h200-tp2-artifact"}
+PRESSURE_REQUESTS = 1200
 PRESSURE, NORMAL = "pressure", "normal"
 
 
@@ -38,13 +41,22 @@ class PaperBench:
         parser.add_argument(
             "--requests", type=at_least_one, metavar="N", help="at most so many (default: as published)"
         )
+        parser.add_argument(
+            "--pressure-requests",
+            type=at_least_one,
+            default=PRESSURE_REQUESTS,
+            metavar="N",
+            help=f"at most, where delays are stretched and the engine has to run (default: {PRESSURE_REQUESTS})",
+        )
         parser.add_argument("--seed", type=seed, default=42, metavar="S", help="default: 42")
+        add_run_arguments(parser)
 
     def run(self, args: argparse.Namespace, progress: Callable[[str], None]) -> Report:
         check_vllm_can_load()
         published = {condition: row for condition, row in load_published().items() if asked_for(condition, args)}
-        times = simulate(published, args.requests, args.seed, progress)
-        return make_report(times, args.requests, args.seed)
+        kept = kept_runs(args, progress)
+        times = simulate(published, args.requests, args.pressure_requests, args.seed, kept)
+        return make_report(times, args.requests, args.seed, kept.notes())
 
 
 def asked_for(condition: Condition, args: argparse.Namespace) -> bool:
@@ -56,36 +68,44 @@ def asked_for(condition: Condition, args: argparse.Namespace) -> bool:
 
 
 def simulate(
-    conditions: Iterable[Condition], requests: int | None, arrival_seed: int, progress: Callable[[str], None]
+    conditions: Iterable[Condition],
+    requests: int | None,
+    pressure_requests: int,
+    arrival_seed: int,
+    kept: KeptRuns,
 ) -> dict[Condition, Times]:
     """Times to first token of every policy and both baselines, in seconds."""
     import numpy as np
 
-    from stream2llm_bench.simulating.engine import BUDGETS, Setting, SimulatedEngine
-    from stream2llm_bench.simulating.hardware import ANNS_PRESSURE_KV_TOKENS, find_hardware
+    from stream2llm_bench.simulating.engine import Setting
+    from stream2llm_bench.simulating.hardware import ANNS_PRESSURE_KV_TOKENS, BUDGETS, find_hardware
     from stream2llm_bench.simulating.peers import registered
-    from stream2llm_bench.workloads.scenarios import REQUESTS, plain
 
     times: dict[Condition, Times] = {}
     with registered():
-        engine = SimulatedEngine()
         for condition in conditions:
-            most = REQUESTS[condition.workload]
-            count = most if requests is None else min(requests, most)
-            streams = plain(condition.workload, condition.qps, count, condition.delay_multiplier).draw(arrival_seed)
+            work = Work(
+                condition.workload,
+                condition.qps,
+                at_most(condition.workload, pressure_requests if condition.pressure else requests),
+                condition.delay_multiplier,
+                arrival_seed,
+            )
             of_condition = {}
             for name, (policy, streaming) in SIMULATED.items():
-                progress(f"{describe(condition)}: {name}")
-                hardware = ARTIFACT_COPIES.get(condition.hardware, condition.hardware)
+                hardware = condition.hardware
+                if condition.pressure:
+                    hardware = ARTIFACT_COPIES.get(hardware, hardware)
                 setting = Setting(
                     find_hardware(hardware),
                     policy=policy,
-                    preemption=condition.preemption,
+                    # Elsewhere memory suffices, and nobody is preempted.
+                    preemption=condition.preemption if condition.pressure else "recompute",
                     streaming=streaming,
                     budget_tokens=BUDGETS[condition.workload],
                     kv_tokens=ANNS_PRESSURE_KV_TOKENS if condition.pressure and condition.workload == "anns" else None,
                 )
-                outcome = engine.run(streams, setting)
+                outcome = kept.run(work, setting)
                 of_condition[name] = {
                     key: float(np.percentile(outcome.ttft_s, percent)) for key, percent in PERCENTILES.items()
                 }
@@ -100,7 +120,9 @@ def describe(condition: Condition) -> str:
     )
 
 
-def make_report(times: Mapping[Condition, Times], requests: int | None, arrival_seed: int) -> Report:
+def make_report(
+    times: Mapping[Condition, Times], requests: int | None, arrival_seed: int, notes: Sequence[str] = ()
+) -> Report:
     """`within_third` is the share of cells whose error is at most a third."""
     published = load_published()
     cells = [cell for condition, of_it in times.items() for cell in cells_of(condition, published[condition], of_it)]
@@ -122,7 +144,7 @@ def make_report(times: Mapping[Condition, Times], requests: int | None, arrival_
         },
         [_summary(groups), _baselines(times), _cells(cells)],
         lambda path: draw(cells, path),
-        ["Ratios are baseline ÷ policy: above 1 the policy is faster. An error is ours ÷ published, less 1."],
+        ["Ratios are baseline ÷ policy: above 1 the policy is faster. An error is ours ÷ published, less 1.", *notes],
     )
 
 

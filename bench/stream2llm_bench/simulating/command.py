@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stream2llm_bench.options import above_zero, at_least_one, seed
-from stream2llm_bench.simulating.hardware import HARDWARE, find_hardware
+from stream2llm_bench.simulating.hardware import BUDGETS, DEFAULT_BUDGET_TOKENS, HARDWARE, find_hardware
 
 if TYPE_CHECKING:
     from stream2llm_bench.simulating.outcome import Outcome
@@ -106,14 +106,14 @@ def simulate(args: argparse.Namespace, streams: list[Stream]) -> Outcome:
     from stream2llm_bench.requiring import check_vllm_can_load
 
     check_vllm_can_load()
-    from stream2llm_bench.simulating.engine import BUDGETS, DEFAULT_BUDGET_TOKENS, Setting, SimulatedEngine
+    from stream2llm_bench.simulating.engine import STOCK, Setting, SimulatedEngine
     from stream2llm_bench.simulating.peers import registered
     from stream2llm_pod.scheduling.policies import POLICIES
     from stream2llm_pod.scheduling.victims import PREEMPTION_KINDS
 
     with registered():
         for option, value, known in (
-            ("--policy", args.policy, tuple(POLICIES)),
+            ("--policy", args.policy, (*POLICIES, STOCK)),
             ("--preemption", args.preemption, PREEMPTION_KINDS),
         ):
             if value not in known:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stream2llm_bench.renewing import block_bytes, renew_scheduler
-from stream2llm_bench.simulated_core import BLOCK_SIZE, VOCABULARY, make_core
-from stream2llm_bench.simulating.hardware import LONGEST_TOKENS, Hardware
+from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
+from stream2llm_bench.simulating.hardware import DEFAULT_BUDGET_TOKENS, LONGEST_TOKENS, Hardware
 from stream2llm_bench.simulating.outcome import Outcome
-from stream2llm_bench.workloads.streams import Piece, Stream
+from stream2llm_bench.simulating.serving import Serving
+from stream2llm_bench.workloads.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
 SLOTS = 1024
 """Requests that run at once."""
 MOST_KV_TOKENS = 4_000_000
-FIRST_TOKEN = 10
-BUDGETS = {"crawler": 2048, "anns": 8192}
-"""Tokens a step in the paper's runs, by workload."""
-DEFAULT_BUDGET_TOKENS = 2048
+STOCK = "stock"
+"""In place of a policy: vLLM's own scheduler, and its own streaming input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How streams are served. The names of policies and preemptions are the pod's."""
+    """How streams are served. The names of policies and preemptions are the pod's; `STOCK` is a policy too."""
 
     hardware: Hardware
     policy: str = "srpf"
@@ -66,24 +65,30 @@ class SimulatedEngine:
         """Serve `streams`; `answered` is called for each that has its first token.
 
         Raises ValueError for a prompt that the KV memory cannot hold, RuntimeError if one is left unanswered or the
-        scheduler had an alarm, and Stuck (a RuntimeError) if it stood still.
+        scheduler had an alarm, and Stuck (a RuntimeError) if it stood still. vLLM's own scheduler may stand still.
         """
-        from stream2llm_pod.engine.simulation.driving import VirtualTime
+        from stream2llm_pod.engine.simulation.driving import Stuck, VirtualTime
 
         started = time.perf_counter()
         self._prepare(streams, setting)
-        run = _Run(self._core, setting.streaming, answered)
+        stock = setting.policy == STOCK
+        run = Serving(self._core, setting.streaming, answered, stock=stock)
         virtual = VirtualTime(self._core, run.note)
-        for stream in streams if setting.streaming else [stream.waiting() for stream in streams]:
+        for stream in streams:
             run.expect(stream, virtual.at)
         with _collecting_rarely():
-            virtual.run()
+            try:
+                virtual.run()
+            except Stuck:
+                if not stock:
+                    raise
         outcome = run.end(streams)
         outcome.steps, outcome.wall_s = virtual.steps, time.perf_counter() - started
         return outcome
 
     def _prepare(self, streams: Sequence[Stream], setting: Setting) -> None:
         import vllm
+        from vllm.v1.core.sched.scheduler import Scheduler
 
         from stream2llm_pod.engine.configuring import EngineSettings
         from stream2llm_pod.engine.identifying import profile_key
@@ -107,14 +112,22 @@ class SimulatedEngine:
         executor.clock = SimulatedClock()
         executor.use_profile(document)
         executor.worker.forget()
+        stock = setting.policy == STOCK
         settings = EngineSettings(
-            policy=setting.policy,
+            policy="default" if stock else setting.policy,
             preemption=setting.preemption,
             swap_bytes=setting.hardware.host_tokens // BLOCK_SIZE * block_bytes(core),
             cost_profile=document,
             max_wait_s=DEFAULT_MAX_WAIT_S if setting.max_wait_s is None else setting.max_wait_s,
         )
-        renew_scheduler(core, settings, blocks=blocks, clock=executor.clock, budget_tokens=setting.budget_tokens)
+        renew_scheduler(
+            core,
+            settings,
+            blocks=blocks,
+            clock=executor.clock,
+            budget_tokens=setting.budget_tokens,
+            scheduler_class=Scheduler if stock else None,
+        )
 
 
 def _longest(stream: Stream) -> int:
@@ -124,98 +137,6 @@ def _longest(stream: Stream) -> int:
         known = message.tokens if message.replaces else known + message.tokens
         longest = max(longest, known)
     return longest
-
-
-class _Run:
-    """Sends the messages of one run and notes when each stream got its first token."""
-
-    def __init__(self, core: Any, streaming: bool, answered: Callable[[], None]) -> None:
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
-
-        from stream2llm_pod.engine.protocol import Op, OpKind
-
-        def parameters(op: Op | None) -> Any:
-            extra_args = None if op is None else op.to_extra_args()
-            return SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, extra_args=extra_args)
-
-        self._core, self._clock, self._answered = core, core.model_executor.clock, answered
-        self._request_class = EngineCoreRequest
-        # vLLM copies the parameters of each request, so one of each kind will do.
-        self._whole = parameters(None)
-        self._parameters = {
-            (kind, last): parameters(Op(kind, last=last))
-            for kind in (OpKind.OPEN, OpKind.APPEND, OpKind.UPDATE)
-            for last in (False, True)
-        }
-        self._kinds = (OpKind.OPEN, OpKind.APPEND, OpKind.UPDATE)
-        self._streaming = streaming
-        self._asked_s: dict[str, float] = {}
-        self._finished_s: dict[str, float] = {}
-        self._first_s: dict[str, float] = {}
-
-    def expect(self, stream: Stream, at: Callable[[float, Callable[[], None]], None]) -> None:
-        """Have all messages of `stream` sent at their times."""
-        name, last_number = stream.name, len(stream.messages) - 1
-        self._asked_s[name] = stream.starts_s
-        opening, appending, updating = self._kinds
-        for number, message in enumerate(stream.messages):
-            kind = opening if number == 0 else updating if message.replaces else appending
-            last = number == last_number
-            parameters = self._parameters[kind, last] if self._streaming else self._whole
-            when_s = stream.starts_s + message.after_s
-            if last:
-                self._finished_s[name] = when_s
-            at(when_s, self._sending(name, message.pieces, parameters, when_s))
-
-    def _sending(self, name: str, pieces: tuple[Piece, ...], parameters: Any, when_s: float) -> Callable[[], None]:
-        def send() -> None:
-            token_ids: list[int] = []
-            for identity, tokens in pieces:
-                token_ids += [FIRST_TOKEN + identity % (VOCABULARY - FIRST_TOKEN)] * tokens
-            request = self._request_class(
-                request_id=name,
-                external_req_id=name,
-                prompt_token_ids=token_ids,
-                mm_features=None,
-                sampling_params=parameters,
-                pooling_params=None,
-                arrival_time=when_s,
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
-            self._core.add_request(*self._core.preprocess_add_request(request))
-
-        return send
-
-    def note(self, output: Any, now_s: float) -> None:
-        if output.new_token_ids and output.request_id not in self._first_s:
-            self._first_s[output.request_id] = now_s
-            self._answered()
-
-    def end(self, streams: Sequence[Stream]) -> Outcome:
-        counters = self._core.scheduler.counters
-        unanswered = [stream.name for stream in streams if stream.name not in self._first_s]
-        if unanswered or counters.internal_errors or counters.failed_requests:
-            raise RuntimeError(
-                f"{len(unanswered)} streams unanswered, {counters.failed_requests} failed, "
-                f"{counters.internal_errors} errors in planning"
-            )
-        outcome = Outcome(
-            recomputed_tokens=counters.recomputed_tokens,
-            invalidated_tokens=counters.invalidated_tokens,
-            fallback_steps=counters.fallback_steps,
-            completion_s=max(self._first_s.values()),
-        )
-        for stream in streams:
-            first_s = self._first_s[stream.name]
-            outcome.ttft_s.append(first_s - self._finished_s[stream.name])
-            outcome.asker_s.append(first_s - self._asked_s[stream.name])
-            outcome.tenants.append(stream.tenant)
-        for (kind, _), count in counters.preemptions.items():
-            outcome.preemptions[str(kind)] = outcome.preemptions.get(str(kind), 0) + count
-        return outcome
 
 
 @contextmanager

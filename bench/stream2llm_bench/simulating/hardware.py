@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stream2llm.costprofile import CostProfile, Curve, ProfileKey
+
+if TYPE_CHECKING:
+    from stream2llm_pod.scheduling.costs import CostModel
 
 KV_BYTES_PER_TOKEN = 131_072
 """Of Llama-3.1-8B in 16 bits, over both ranks."""
@@ -19,6 +23,9 @@ POINTS = 40
 ANNS_PRESSURE_KV_TOKENS = 450_000
 """KV memory for the paper's pressure on vector search: it leads to about as many preemptions under default streaming as
 are published. How long those streams were open is not, and by the published gaps 1.2 million would suffice."""
+BUDGETS: Mapping[str, int] = {"crawler": 2048, "anns": 8192}
+"""Tokens a step in the paper's runs, by workload."""
+DEFAULT_BUDGET_TOKENS = 2048
 SHORTEST_TOKENS, LONGEST_TOKENS = 32, 131_072
 
 
@@ -48,19 +55,33 @@ class Hardware:
     def profile(self, key: ProfileKey, vllm_version: str) -> CostProfile:
         """A cost profile of this hardware for the engine with `key`: the steps that are simulated, and what the
         scheduler predicts by."""
-        lengths = _lengths()
-        copies = Curve(lengths, tuple(round(self.copy_ms + self.copied_token_us * n / 1e3, 6) for n in lengths))
+        copies = self._copies()
         return CostProfile.of_engine(
             key,
             kv_bytes_per_token=KV_BYTES_PER_TOKEN,
             vllm_version=vllm_version,
             source="estimated",
             measured_at="",
-            prefill=Curve(lengths, tuple(round(self.prefill_ms(n), 6) for n in lengths)),
+            prefill=self._prefills(),
             swap_out=copies,
             swap_in=copies,
             method=f"simulated {self.name}",
         )
+
+    def costs(self) -> CostModel:
+        """The same curves, as steps are timed by."""
+        from stream2llm_pod.scheduling.costs import CostCurve, CostModel
+
+        copies = self._copies()
+        return CostModel(*(CostCurve(curve.points) for curve in (self._prefills(), copies, copies)))
+
+    def _prefills(self) -> Curve:
+        lengths = _lengths()
+        return Curve(lengths, tuple(round(self.prefill_ms(n), 6) for n in lengths))
+
+    def _copies(self) -> Curve:
+        lengths = _lengths()
+        return Curve(lengths, tuple(round(self.copy_ms + self.copied_token_us * n / 1e3, 6) for n in lengths))
 
 
 def _lengths() -> tuple[int, ...]:

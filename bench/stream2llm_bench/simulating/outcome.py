@@ -26,13 +26,15 @@ class Outcome:
     recomputed_tokens: int = 0
     invalidated_tokens: int = 0
     fallback_steps: int = 0
+    unanswered: int = 0
+    """Streams for which the engine stood still for ever; only vLLM's own scheduler leaves any."""
     wall_s: float = 0.0
 
     def percentile_ms(self, percent: float) -> float:
         return 1e3 * float(np.percentile(self.ttft_s, percent))
 
     def figures(self) -> dict[str, Any]:
-        """All but `wall_s` is the same in every run of the same streams."""
+        """All but `wall_s` is the same in every run of the same streams. Times are of those that were answered."""
         figures: dict[str, Any] = {
             "ttft_ms": summary_ms(self.ttft_s),
             "open_to_first_token_ms": summary_ms(self.asker_s),
@@ -45,6 +47,8 @@ class Outcome:
             "fallback_steps": self.fallback_steps,
             "wall_s": round(self.wall_s, 2),
         }
+        if self.unanswered:
+            figures["unanswered"] = self.unanswered
         if len(set(self.tenants)) > 1:
             figures["tenants"] = {
                 tenant: {"requests": len(own), "ttft_ms": summary_ms(own)}
@@ -54,8 +58,11 @@ class Outcome:
 
 
 def summary_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles, mean and maximum, in milliseconds."""
+    """Percentiles, mean and maximum, in milliseconds, of the finite ones."""
     values = 1e3 * np.asarray(seconds)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {}
     percentiles = {name: round(float(np.percentile(values, percent)), 6) for name, percent in PERCENTILES.items()}
     return {**percentiles, "mean": round(float(values.mean()), 6), "max": round(float(values.max()), 6)}
 

@@ -66,6 +66,15 @@ class Stream:
             self, messages=tuple(replace(message, after_s=message.after_s * factor) for message in self.messages)
         )
 
+    def scaled(self, factor: float) -> Stream:
+        """Every piece with `factor` times as many tokens, at least one."""
+
+        def change(message: Message) -> Message:
+            sizes = (Piece(piece.identity, max(round(factor * piece.tokens), 1)) for piece in message.pieces)
+            return replace(message, pieces=tuple(sizes))
+
+        return replace(self, messages=tuple(change(message) for message in self.messages))
+
 
 def common_prefix(old: Sequence[Piece], new: Sequence[Piece]) -> int:
     """How many leading tokens two prompts share."""

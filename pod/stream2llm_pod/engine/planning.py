@@ -211,6 +211,7 @@ class TwoPhaseMixin(Base):
             shared_blocks,
             complete or self._has_new_work(request),
             now_s - self._runnable_since_s.get(req_id, now_s) >= self.settings.max_wait_s,
+            complete and request.num_computed_tokens < request.num_prompt_tokens,
         )
 
     def _victims(self, lanes: Iterable[Lane], idle: bool, now_s: float) -> Iterator[Victim]:
@@ -346,6 +347,8 @@ class TwoPhaseMixin(Base):
             self.upstream.parked_slots(),
             self.num_lookahead_tokens,
             self.upstream.watermark_blocks(),
+            # Not twice in a row, or many short prompts would leave open ones nothing.
+            self.ranking_policy.finishes_alone and not (self.last_plan and self.last_plan.held_back),
         )
         self._outgrown.clear()
         prefilling: Counter[str] = Counter()

@@ -18,6 +18,8 @@ Rules
 - What a preemption took comes back ahead of its stream's next chunk only if there is free memory: nobody is pushed out
   for tokens that may never be needed. Once under way it may take from lower-ranked idle streams, never from new work:
   two streams would take turns for ever, neither getting its chunk computed.
+- Where `Limits.finishes_alone` says so, open prompts get nothing of a step that computes a whole one: its first token
+  comes as much sooner. The scheduler asks for it at most every other step, so open prompts never stand still.
 - If that leaves the step empty, the first candidate that can get anything gets it: the admission rule and the watermark
   no longer count, and a new chunk may take from any idle stream. What was computed before may not: two parked streams
   would take turns for ever, computing the same tokens again. Only if that does not help either, the victims' minimum
@@ -54,13 +56,15 @@ class Plan:
     """One step's decisions.
 
     grants: request id → tokens to compute, in rank order; victims: whom to preempt first; slot_victims: those among
-    them that give up their run slot only, memory being sufficient; considered: how many candidates were looked at.
+    them that give up their run slot only, memory being sufficient; considered: how many candidates were looked at;
+    held_back: open prompts got nothing, so that the step is over sooner.
     """
 
     grants: dict[str, int] = field(default_factory=dict)
     victims: list[str] = field(default_factory=list)
     slot_victims: set[str] = field(default_factory=set)
     considered: int = 0
+    held_back: bool = False
 
 
 class _Remembered:
@@ -157,6 +161,7 @@ class _Step:
         self.gone: set[str] = set()
         self.last_resort = False
         self.spares_the_protected = True
+        self._finishes = False
         self.sides = [_Side(queue, self.admits) for queue in queues]
         self._side_of: dict[str, _Side] = {}
         self._decodes_to_come = 0
@@ -186,6 +191,9 @@ class _Step:
         """Serve the candidate, or note that it was left out."""
         self.plan.considered += 1
         if candidate.todo_tokens <= candidate.restored_tokens:
+            return
+        if self._finishes and self.limits.finishes_alone and not candidate.complete:
+            self.plan.held_back = side.closed = True
             return
         if candidate.decodes and self._decodes_to_come > 0:
             self._decodes_to_come -= 1
@@ -218,6 +226,7 @@ class _Step:
         self.free_slots -= not candidate.holds_slot
         self.budget_tokens -= tokens
         self.plan.grants[candidate.req_id] = tokens
+        self._finishes = self._finishes or candidate.finishing
         side.more_blocks += blocks
         side.more_slots += not candidate.holds_slot
         if not candidate.decodes:

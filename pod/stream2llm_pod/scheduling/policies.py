@@ -22,6 +22,10 @@ class Policy(ABC):
     min_residency_s: float = 0.0
     """How long a stream that was just admitted is spared from preemption."""
 
+    finishes_alone: bool = False
+    """Whether a step that computes a whole prompt leaves out open ones, so that it is over sooner. At most every other
+    step does. Needs whole prompts to be ranked first."""
+
     tie_breakers: int = 2
     """How many parts at the end of a key only tell equals apart: arrival and name."""
 
@@ -119,10 +123,12 @@ class Auto(Policy):
     prompts gain alike, so ranks need no renewal, and only those that became whole within (its remaining tokens ÷
     credit) seconds after a prompt can ever go before it: a bound on how much newer work anybody waits for. Open prompts
     come after whole ones, in the order of their arrival: the youngest gives way first, which has lost least and has the
-    longest time left to get it back before its finish.
+    longest time left to get it back before its finish. A step that computes a whole prompt is not filled up with open
+    ones: half of all whole prompts need less than a step, and would wait for the rest of it.
     """
 
     name = "auto"
+    finishes_alone = True
     credit_tokens_per_s = 3_000.0
     """A fraction of what a GPU prefills a second, so that order is mostly by length."""
 

@@ -56,6 +56,8 @@ class Candidate:
     """Some of its tokens were never computed: a new chunk, not only the repetition of what a preemption took."""
     overdue: bool = False
     """It has had work for longer than the ageing bound."""
+    finishing: bool = False
+    """Its prompt is whole and not computed to its end: somebody waits for just that."""
 
     @property
     def decodes(self) -> bool:
@@ -102,3 +104,6 @@ class Limits:
     lookahead_tokens: int = 0
     watermark_blocks: int = 0
     """Blocks that stay free when a request is admitted."""
+    finishes_alone: bool = False
+    """A step that computes a whole prompt computes nothing of open ones, so it is over sooner. Only for a policy that
+    ranks whole prompts first."""

@@ -47,6 +47,15 @@ def test_within_three_percent_counts_as_good_and_throughput_within_one(
     assert judge("auto", of_case).at_least_as_good is good
 
 
+@pytest.mark.parametrize("bad", ["random", "reverse"])
+def test_a_bad_policy_in_our_place_does_not_pass(bad: str) -> None:
+    """Figures of `stream2llm simulate --qps 4 --requests 1500`; the verdict is one that can fail."""
+    p95_s = {"random": 4.058, "reverse": 14.375}[bad]
+    verdict = judge("auto", {"auto": runs(0.07, p95_s), "fcfs": runs(0.07, 0.669)})
+    assert not verdict.at_least_as_good
+    assert verdict.against_best["p99"] > 5
+
+
 def test_our_own_policies_are_no_rivals() -> None:
     with pytest.raises(ValueError, match="none of fcfs, lcas"):
         judge("auto", {"auto": runs(1.0), "srpf": runs(1.0)})
@@ -54,9 +63,12 @@ def test_our_own_policies_are_no_rivals() -> None:
 
 def test_the_report_has_times_verdicts_and_a_picture(tmp_path: Path) -> None:
     of_case = {"auto": runs(1.0), "fcfs": runs(2.0), WAITING: runs(4.0), BOUND: runs(0.5)}
-    report = make_report({"crawler 4/s": of_case}, 1, 10, "recompute")
+    ways = {"cost": runs(1.0), "recompute": runs(1.25), "swap": runs(2.0)}
+    report = make_report({"crawler 4/s": of_case}, 1, "cost", {"crawler pressure": ways}, ["a note"])
     case = report.figures["cases"]["crawler 4/s"]
     assert case["verdicts"]["auto"]["against_best"] == {"p50": 0.5, "p95": 0.5, "p99": 0.5}
     assert case["verdicts"]["auto"]["at_least_as_good"] is True
     assert next(iter(report.tables[0].rows))[-1] == "2.00 / 2.00 / 2.00"
+    assert report.figures["preemption_cases"]["crawler pressure"]["cost_against_better"]["against_best"]["p99"] == 0.8
+    assert report.notes == ["a note"]
     assert {path.suffix for path in write(report, tmp_path)} == {".json", ".txt", ".png"}

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from stream2llm_bench.simulating.engine import BUDGETS, Setting, SimulatedEngine
-from stream2llm_bench.simulating.hardware import find_hardware
+from stream2llm_bench.simulating import planning
+from stream2llm_bench.simulating.engine import STOCK, Setting, SimulatedEngine
+from stream2llm_bench.simulating.hardware import BUDGETS, find_hardware
 from stream2llm_bench.simulating.lower_bound import lower_bound_s
 from stream2llm_bench.simulating.outcome import Outcome
-from stream2llm_bench.simulating.peers import RANDOM, REVERSE, registered
+from stream2llm_bench.simulating.peers import PUBLISHED_DEFAULT, RANDOM, REVERSE, registered
 from stream2llm_bench.workloads.scenarios import plain
 from stream2llm_bench.workloads.streams import Message, Piece, Stream
 
@@ -39,6 +40,19 @@ def test_a_prompt_alone_takes_what_the_hardware_says(engine: SimulatedEngine) ->
     assert outcome.ttft_s == [pytest.approx(expected_s, rel=0.005)]
     assert outcome.asker_s == [pytest.approx(1.0 + expected_s, rel=0.005)]
     assert outcome.steps == 2
+
+
+def test_open_prompts_get_every_other_step_at_least_beside_many_short_whole_ones(engine: SimulatedEngine) -> None:
+    """`auto` leaves them out of steps that compute a whole prompt, but never of two in a row."""
+    step_s = (HARDWARE.step_ms + HARDWARE.span_ms(0, 100)) / 1e3
+    growing = Stream("growing", (Message(0.0, (Piece(0, 20_000),)), Message(1.0, (Piece(1, 10),))))
+    # More than one arrives in each step.
+    short = [Stream(f"short-{i}", (Message(0.0, (Piece(2, 100),)),), starts_s=i * step_s) for i in range(120)]
+    outcome = engine.run([growing, *short], Setting(HARDWARE, policy="auto", budget_tokens=2048))
+    # 20,000 tokens are ten full steps; they are computed before the last message comes, and that takes a step or two.
+    assert outcome.ttft_s[0] < 2 * (HARDWARE.step_ms + HARDWARE.span_ms(0, 2048)) / 1e3
+    full = engine.run([growing, *short], Setting(HARDWARE, policy="fcfs", budget_tokens=2048))
+    assert sum(outcome.ttft_s) < 0.8 * sum(full.ttft_s)
 
 
 @pytest.mark.parametrize("workload", ["crawler", "anns"])
@@ -76,6 +90,35 @@ def test_counting_tokens_takes_the_same_decisions_as_checking_their_values(engin
     assert len(plans[0]) > 12
 
 
+@pytest.mark.parametrize(
+    "policy", ["auto", "srpf", "fcfs", "lcas", "lcas-oldest", "mcps", PUBLISHED_DEFAULT, RANDOM, "default"]
+)
+@pytest.mark.parametrize("workload", ["crawler", "anns"])
+def test_the_short_way_gives_what_the_engine_gives(engine: SimulatedEngine, policy: str, workload: str) -> None:
+    """`planning` has no engine; with room for everybody it may not differ in anything."""
+    streams = plain(workload, 6.0, 40).draw(6)
+    setting = Setting(
+        replace(HARDWARE, kv_tokens=1_200_000),
+        policy=policy,
+        streaming=policy != "default",
+        budget_tokens=BUDGETS[workload],
+        # So that ageing takes part.
+        max_wait_s=0.5,
+    )
+    short = planning.run(streams, setting)
+    assert short is not None
+    assert without_wall_time(short) == without_wall_time(engine.run(streams, setting))
+
+
+def test_the_short_way_refuses_what_needs_the_engine() -> None:
+    streams = plain("crawler", 6.0, 40).draw(6)
+    setting = Setting(HARDWARE, policy="fcfs")
+    assert planning.run(streams, replace(setting, kv_tokens=50_000)) is None
+    assert planning.run(streams, replace(setting, policy="default")) is None
+    assert planning.run(streams, replace(setting, policy=STOCK)) is None
+    assert planning.run([replace(streams[0], tenant="other"), *streams[1:]], setting) is None
+
+
 class Recording:
     """A worker, and the tokens that each step computed."""
 
@@ -109,6 +152,46 @@ def test_bad_policies_are_told_apart(engine: SimulatedEngine) -> None:
     assert p95_ms["srpf"] < p95_ms["fcfs"], p95_ms
     assert p95_ms[RANDOM] > 1.2 * p95_ms["srpf"], p95_ms
     assert p95_ms[REVERSE] > 2 * p95_ms["srpf"], p95_ms
+
+
+def test_vllms_own_streaming_input_answers_after_the_last_message(engine: SimulatedEngine) -> None:
+    streams = plain("crawler", 4.0, 12).draw(2)
+    setting = Setting(HARDWARE, policy=STOCK)
+    stock, ours, waiting = (
+        engine.run(streams, replace(setting, policy=policy, streaming=streaming))
+        for policy, streaming in ((STOCK, True), ("default", True), (STOCK, False))
+    )
+    assert stock.unanswered == 0
+    assert sum(ours.ttft_s) < 1.2 * sum(stock.ttft_s)
+    assert sum(stock.ttft_s) < 0.8 * sum(waiting.ttft_s)
+    with pytest.raises(ValueError, match="streaming input only appends"):
+        engine.run(plain("anns", 4.0, 4).draw(2), setting)
+
+
+def test_vllms_own_streaming_input_stands_still_where_memory_is_short(engine: SimulatedEngine) -> None:
+    streams = plain("crawler", 6.0, 40, 3.0).draw(4)
+    outcome = engine.run(streams, Setting(HARDWARE, policy=STOCK, kv_tokens=100_000))
+    assert 0 < outcome.unanswered < 40
+    assert outcome.figures()["unanswered"] == outcome.unanswered
+    assert max(outcome.ttft_s) == float("inf")
+
+
+def test_real_time_serves_the_same_streams_and_notes_what_each_step_computes(engine: SimulatedEngine) -> None:
+    """The driver of `bench align` on the simulated core, whose steps take no real time."""
+    from stream2llm_bench.align.real import RealTime
+    from stream2llm_bench.simulating.serving import Serving
+
+    streams = plain("crawler", 4.0, 5).draw(7)
+    engine.run(streams, Setting(HARDWARE, policy="fcfs"))
+    core = engine._core
+    serving = Serving(core, streaming=True)
+    real = RealTime(core, serving.note, skips_idle=True)
+    for stream in streams:
+        serving.expect(stream, real.at)
+    real.run()
+    assert len(serving.end(streams).ttft_s) == 5
+    assert sum(step.tokens for step in real.steps) == sum(stream.final_tokens for stream in streams)
+    assert all(step.ms > 0 for step in real.steps)
 
 
 def test_short_memory_leads_to_preemptions_and_all_are_answered(engine: SimulatedEngine) -> None:

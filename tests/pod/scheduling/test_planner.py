@@ -257,6 +257,35 @@ def test_a_newcomer_is_admitted_only_if_its_whole_prompt_fits() -> None:
     assert plan.grants == {"short": 32}
 
 
+def finishing_alone(*, holders: list[Candidate], newcomers: list[Candidate], asked: bool = True) -> Plan:
+    limits = Limits(budget_tokens=200, free_blocks=100, block_size=16, free_slots=10, finishes_alone=asked)
+    return plan_step(holders, newcomers, no_victims, limits)
+
+
+def test_a_step_that_computes_a_whole_prompt_leaves_out_open_ones_where_the_policy_asks_for_it() -> None:
+    whole = candidate("whole", 0, finishing=True)
+    growing = candidate("open", 1, complete=False, fresh=True, holds_slot=True, computed_tokens=16, held_blocks=1)
+    plan = finishing_alone(holders=[growing], newcomers=[whole])
+    assert (plan.grants, plan.held_back) == ({"whole": 64}, True)
+    plan = finishing_alone(holders=[growing], newcomers=[whole], asked=False)
+    assert (plan.grants, plan.held_back) == ({"whole": 64, "open": 64}, False)
+
+
+def test_open_prompts_are_not_left_out_for_one_that_generates_or_has_no_room() -> None:
+    decoding = candidate("decoding", 0, holds_slot=True, todo_tokens=1, computed_tokens=64, held_blocks=5)
+    too_long = candidate("too long", 1, todo_tokens=5000, finishing=True)
+    growing = candidate("open", 2, complete=False, fresh=True, holds_slot=True, computed_tokens=16, held_blocks=1)
+    plan = finishing_alone(holders=[decoding, growing], newcomers=[too_long])
+    assert (plan.grants, plan.held_back) == ({"decoding": 1, "open": 64}, False)
+
+
+def test_whole_prompts_share_a_step_also_where_open_ones_are_left_out() -> None:
+    plan = finishing_alone(
+        holders=[], newcomers=[candidate("first", 0, finishing=True), candidate("second", 1, finishing=True)]
+    )
+    assert (plan.grants, plan.held_back) == ({"first": 64, "second": 64}, False)
+
+
 def test_an_empty_step_admits_what_fits() -> None:
     limits = Limits(budget_tokens=32, free_blocks=4, block_size=16, free_slots=10)
     assert plan_step([], [candidate("long", 0, todo_tokens=80)], no_victims, limits).grants == {"long": 32}
