@@ -58,7 +58,7 @@ def at_most(workload: str, requests: int | None) -> int:
 class KeptRuns:
     """Runs simulations: by `planning` where memory suffices, in the engine otherwise.
 
-    The engine's are kept if there is a folder, and one that lies there already is read: same streams, same setting,
+    All are kept if there is a folder, and one that lies there already is read: same streams, same setting,
     same code of the policy. Code of the scheduler around it may have changed: `outdated` counts those, and benches say
     so.
     """
@@ -83,21 +83,24 @@ class KeptRuns:
             kept = json.loads(path.read_text(encoding="utf-8"))
             self.outdated += kept["code"] != _code()
             return Outcome(**kept["outcome"])
-        planned = None if self._engine_only else planning.run(streams, setting)
-        if planned is not None:
-            return planned
-        self._progress(f"{work}: {setting.policy}{'' if setting.streaming else ', waiting'}, {setting.preemption}")
-        if self._engine is None:
-            from stream2llm_bench.simulating.engine import SimulatedEngine
-
-            self._engine = SimulatedEngine()
-        outcome = self._engine.run(streams, setting)
+        outcome = None if self._engine_only else planning.run(streams, setting)
+        if outcome is None:
+            way = setting.policy if setting.streaming else f"{setting.policy}, waiting"
+            self._progress(f"{work}: {way}, {setting.preemption}")
+            outcome = self._run_engine(streams, setting)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({"code": _code(), "outcome": asdict(outcome)}), encoding="utf-8")
             partial.replace(path)
         return outcome
+
+    def _run_engine(self, streams: Sequence[Stream], setting: Setting) -> Outcome:
+        if self._engine is None:
+            from stream2llm_bench.simulating.engine import SimulatedEngine
+
+            self._engine = SimulatedEngine()
+        return self._engine.run(streams, setting)
 
     def notes(self) -> list[str]:
         """What a report must say about the runs."""
@@ -149,7 +152,7 @@ def _digest(content: bytes) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of every bench that simulates much."""
     parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="keep each run of the engine here, and take those that are here"
+        "--runs", type=Path, metavar="DIR", help="keep each run here, and take those that are here already"
     )
     parser.add_argument("--engine", action="store_true", help="the engine also where memory suffices (hours)")
 
