@@ -5,9 +5,10 @@ Level-triggered: a pass knows nothing of the event that asked for it, may be rep
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -256,22 +257,31 @@ class Reconciler:
             if not self._is_applied(manifest, found):
                 due.append((manifest, found))
         # All or nothing as far as that can be: a template that the API server refuses leaves everything as it was.
-        for manifest, _ in due:
-            if manifest["kind"] == "Deployment" and (refused := await self._refused(manifest)) is not None:
-                return refused
+        deployments = [manifest for manifest, _ in due if manifest["kind"] == "Deployment"]
+        others = [manifest for manifest, _ in due if manifest["kind"] != "Deployment"]
+        checks = [self._refused(manifest) for manifest in deployments]
+        checks += [self._foreign(pool, manifest) for manifest, found in due if found is None]
+        if (trouble := await first_of(checks)) is not None:
+            return trouble
         for manifest, found in due:
-            if found is None and (foreign := await self._foreign(pool, manifest)) is not None:
-                return foreign
             if identity(manifest) == ("Deployment", pool.namespace, pool.name) and shrinks(found, manifest):
                 await self._prefer_idle(pool)
-            try:
-                live = await self._api.apply(manifest)
-            except ApiError as error:
-                if error.is_refusal:
-                    return _rejected(manifest, error)
-                raise
-            logger.info("applied %s %s/%s", manifest["kind"], pool.namespace, manifest["metadata"]["name"])
-            self._applied[identity(manifest)] = Applied(digest(manifest), fingerprint(live))
+        # Deployments last: their pods need the others.
+        for manifests in (others, deployments):
+            if (trouble := await first_of([self._apply(manifest) for manifest in manifests])) is not None:
+                return trouble
+        return None
+
+    async def _apply(self, manifest: Mapping[str, Any]) -> Finding | None:
+        try:
+            live = await self._api.apply(manifest)
+        except ApiError as error:
+            if error.is_refusal:
+                return _rejected(manifest, error)
+            raise
+        metadata = manifest["metadata"]
+        logger.info("applied %s %s/%s", manifest["kind"], metadata["namespace"], metadata["name"])
+        self._applied[identity(manifest)] = Applied(digest(manifest), fingerprint(live))
         return None
 
     async def _prefer_idle(self, pool: Pool) -> None:
@@ -447,6 +457,18 @@ class Reconciler:
         names = (name, f"{name}-router", f"{name}-tenants")
         for applied in [each for each in self._applied if each[1] == namespace and each[2] in names]:
             del self._applied[applied]
+
+
+async def first_of(steps: Sequence[Awaitable[Finding | None]]) -> Finding | None:
+    """The first that was found, in their order; all run at once, and all have ended when this returns or raises.
+
+    Nothing may go on behind the back of the next pass. Raises what the first of them that failed has raised.
+    """
+    outcomes = await asyncio.gather(*steps, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return next((outcome for outcome in outcomes if isinstance(outcome, Finding)), None)
 
 
 def _conflict(manifest: Mapping[str, Any]) -> Finding:

@@ -134,13 +134,17 @@ def _measure(
 
 
 def _pair(api: _Api, name: str, children: Children, ours: Measured, peer: Measured, *, alone: bool) -> None:
-    for measured, create, child in ((ours, api.create_ours, name), (peer, api.create_bare, f"bare-{name}")):
+    # Deployments are the last children that ours makes, and the only ones of the other.
+    for measured, create, last in (
+        (ours, api.create_ours, (name, f"{name}-router")),
+        (peer, api.create_bare, (f"bare-{name}",)),
+    ):
         started_s = time.monotonic()
         create(name)
-        while not api.is_there(child):
+        while not all(api.is_there(deployment) for deployment in last):
             children.check()
             if time.monotonic() - started_s > TIMEOUT_S:
-                raise Unavailable(f"Deployment {child} never came\n{children.tails()}")
+                raise Unavailable(f"Deployments {last} never came\n{children.tails()}")
             time.sleep(0.005)
         (measured.alone_s if alone else measured.crowded_s).append(time.monotonic() - started_s)
 
@@ -172,7 +176,7 @@ class _Api:
         self._custom.create_namespaced_custom_object(bare.GROUP, bare.VERSION, NAMESPACE, bare.PLURAL, body)
 
     def is_there(self, name: str) -> bool:
-        """Whether there is this Deployment: the last child that our operator makes, and the only one of the other."""
+        """Whether there is this Deployment."""
         try:
             self._apps.read_namespaced_deployment(name, NAMESPACE)
         except self._refused as error:
@@ -242,7 +246,7 @@ def report(ours: Measured, peer: Measured, args: argparse.Namespace) -> Report:
             "create_ratio": round(ratio.median, 3),
             "create_ratio_spread": [round(bound, 3) for bound in ratio.spread],
             "crowded_ratio": round(crowded.median, 3),
-            "bare": {**theirs, "rss_mib_at_200": theirs["rss_mib"]},
+            "bare": {("rss_mib_at_200" if name == "rss_mib" else name): value for name, value in theirs.items()},
             "nodes": args.nodes,
             "resources": args.resources,
         },
