@@ -2,7 +2,8 @@
 //
 //   node examples/node/ask.mjs "What is a KV block?" page1.txt page2.txt
 //
-// Environment: REDIS_URL (redis://127.0.0.1:6379), POOL (default/default), TENANT (default).
+// Environment: REDIS_URL (redis://127.0.0.1:6379, or redis://USER@HOST), REDISCLI_AUTH (the password, if there is one),
+// POOL (default/default), TENANT (default).
 import { randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { connect } from "node:net";
@@ -62,7 +63,8 @@ const stream = randomUUID();
 const send = (op, fields = {}) =>
   redis("XADD", `${prefix}:ingress:${tenant}`, "*", "stream", stream, "op", op, ...Object.entries(fields).flat());
 
-if (url.password) await redis("AUTH", url.username || "default", decodeURIComponent(url.password));
+const password = decodeURIComponent(url.password) || process.env.REDISCLI_AUTH;
+if (password) await redis("AUTH", url.username || "default", password);
 await send("open", {
   messages: JSON.stringify([{ role: "user", content: `Answer from the context.\n\n{context}\n\nQuestion: ${question}` }]),
   params: JSON.stringify({ max_tokens: 64, temperature: 0 }),

@@ -3,13 +3,20 @@
 #
 #   examples/redis-cli/ask.sh "What is a KV block?" page1.txt page2.txt
 #
-# Environment: REDIS_URL (redis://127.0.0.1:6379), REDISCLI_AUTH (the password, if there is one),
+# Environment: REDIS_URL (redis://127.0.0.1:6379, or redis://USER@HOST), REDISCLI_AUTH (the password, if there is one),
 # POOL (default/default), TENANT (default), REDIS_CLI (redis-cli; valkey-cli will do).
 set -euf
 [ $# -ge 1 ] || { echo "usage: ask.sh QUESTION [PAGE...]" >&2; exit 2; }
 
+url=${REDIS_URL:-redis://127.0.0.1:6379}
+user=
+case ${url#*://} in
+    *:*@*) ;;
+    # redis-cli would take a lone user in the URL for a password.
+    *@*) user=${url#*://} user=${user%@*} url="${url%%://*}://${url##*@}" ;;
+esac
 # -e: an error of the server is an error of the command.
-redis() { "${REDIS_CLI:-redis-cli}" -u "${REDIS_URL:-redis://127.0.0.1:6379}" -e "$@"; }
+redis() { "${REDIS_CLI:-redis-cli}" -u "$url" ${user:+--user "$user"} --no-auth-warning -e "$@"; }
 send() { answer=$(redis "$@") || { printf '%s\n' "$answer" >&2; exit 1; }; }
 
 # The text in the JSON of a token event, with JSON's escapes undone.

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stream2llm import Done, Token
+from stream2llm.access import tenant_rules
 from stream2llm.entries import Entry, Finish, Open, parse_entry
 from stream2llm.events import ErrorEvent, Event, encode
 from stream2llm.keys import PoolKeys
@@ -166,3 +167,24 @@ def test_an_error_of_the_server_is_told(redis_server: Any, name: str) -> None:
             client.config_set("maxmemory", 0)
     assert done.returncode != 0
     assert "maxmemory" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_tenants_own_user_and_its_password_are_all_that_is_needed(server: Any, name: str) -> None:
+    """redis-cli takes a lone user in the URL for a password, and was refused."""
+    rules = tenant_rules(KEYS, "acme").with_password("secret")
+    with server.client() as admin:
+        admin.execute_command(*rules.command().split())
+        try:
+            with pool(server, tenant="acme"):
+                done = start(
+                    server,
+                    name,
+                    *([] if name.startswith("python") else ["Why?"]),
+                    REDIS_URL=f"redis://{rules.user}@127.0.0.1:{server.port}",
+                    TENANT="acme",
+                    **{"STREAM2LLM_REDIS_PASSWORD" if name.startswith("python") else "REDISCLI_AUTH": "secret"},
+                )
+        finally:
+            admin.acl_deluser(rules.user)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "Because \u00fc."), done.stderr

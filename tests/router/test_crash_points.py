@@ -23,7 +23,9 @@ from stream2llm.entries import Append, Cancel, Finish, Open
 from stream2llm_bench.demo.ports import free_port
 
 pytestmark = [pytest.mark.redis, pytest.mark.e2e]
-WAIT_S = 120.0
+WAIT_S = 600.0
+OPEN_WAIT_S = 3600
+"""Longer than anything here: on a slow machine the stream that waits for a pod must not be given up."""
 NEW = {f"new-{i}": [f"{i}.{j}" for j in range(4)] for i in range(3)}
 """Streams that the router under test opens, with their chunks."""
 ALL = [*NEW, "held", "moved", "gone"]
@@ -33,7 +35,7 @@ FEW_POINTS = 4
 def prepare(client: redis.Redis) -> None:
     """A full ingress, a stream that waits for a pod, and two of a pod that is gone, one of them cancelled."""
     client.flushall()
-    pool = Pool(client)
+    pool = Pool(client, open_wait_ms=1000 * OPEN_WAIT_S)
     pool.beat("old", time_ms=0)
     pool.forwarder.turn()
     pool.open("held")
@@ -123,7 +125,8 @@ def run_router(server: Any, decide: Callable[[list[bytes]], str], until: Callabl
 
     proxy = RedisProxy(server.port, decide, kill)
     command = [sys.executable, "-m", "stream2llm.commands.main", "route", "--redis", proxy.url, "--pool", KEYS.pool]
-    processes.append(subprocess.Popen([*command, "--http", f"127.0.0.1:{free_port()}"], stderr=subprocess.DEVNULL))
+    command += ["--http", f"127.0.0.1:{free_port()}", "--open-wait-seconds", str(OPEN_WAIT_S)]
+    processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
     started.set()
     try:
         give_up_s = time.monotonic() + WAIT_S
@@ -151,12 +154,14 @@ def crash_at(server: Any, client: redis.Redis, at: int, verdict: str) -> list[st
     run_router(server, counting(at, verdict, seen), lambda: False)
     assert len(seen) == at
     lapse(client)
-    rest = Pool(client)
+    rest = Pool(client, open_wait_ms=1000 * OPEN_WAIT_S)
     give_up_s = time.monotonic() + WAIT_S
     while not settled(client):
         assert time.monotonic() < give_up_s, "the other router does not finish"
         rest.turn()
-    return [f"{verdict} command {at} ({seen[-1]}): {problem}" for problem in wrong(client)]
+    found = [f"{verdict} command {at} ({seen[-1]}): {problem}" for problem in wrong(client)]
+    print(f"{verdict} {at} ({seen[-1]}): {'; '.join(found) or 'nothing lost'}", flush=True)
+    return found
 
 
 @pytest.mark.parametrize("verdict", [BEFORE, AFTER])

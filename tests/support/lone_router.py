@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from prometheus_client import CollectorRegistry
 
+from stream2llm import settings
 from stream2llm.entries import Entry, Open, encode
 from stream2llm.keys import PoolKeys
 from stream2llm_router.forwarding import Forwarder
@@ -20,14 +21,16 @@ TENANT = "default"
 class Pool:
     """One router on one server, its fleet's clock in hand, and pods that are nothing but heartbeats."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, *, open_wait_ms: int = settings.OPEN_WAIT_MS) -> None:
         self.client = client
+        self._open_wait_ms = open_wait_ms
         self.now_s = 0.0
         self.new_router()
 
     def new_router(self) -> None:
         self.client.delete(KEYS.routers, KEYS.lease(TENANT))
-        self.forwarder = Forwarder(self.client, KEYS, RouterMetrics(KEYS.pool, CollectorRegistry()), block_ms=1)
+        metrics = RouterMetrics(KEYS.pool, CollectorRegistry())
+        self.forwarder = Forwarder(self.client, KEYS, metrics, open_wait_ms=self._open_wait_ms, block_ms=1)
         self.forwarder._fleet._clock = lambda: self.now_s
         self.forwarder._fleet.refresh()
         self.now_s += 100.0
