@@ -46,11 +46,10 @@ class JSONLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def show_logs(form: str) -> None:
-    """The root logger's lines go to standard error in this form, from INFO on."""
+def show_logs(form: str, text: str = "%(asctime)s %(levelname)s %(message)s") -> None:
+    """The root logger's lines go to standard error in this form, from INFO on. text: what a line for people has."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JSONLines() if form == "json" else text)
+    handler.setFormatter(JSONLines() if form == "json" else logging.Formatter(text))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

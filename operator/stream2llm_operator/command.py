@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import socket
 import sys
 from pathlib import Path
 
+from stream2llm import logs
 from stream2llm.costprofile import CostProfile, parse_profile
 
 
@@ -71,9 +71,10 @@ class OperatorCommand:
         ):
             shown = f" (default {default})" if default else ""
             parser.add_argument(flag, default=os.environ.get(variable, default), metavar=metavar, help=f"{text}{shown}")
+        logs.add_log_argument(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        logs.show_logs(args.log_format, "%(asctime)s %(levelname)s %(name)s %(message)s")
         try:
             health, metrics = _address("--health", args.health), _address("--metrics", args.metrics)
             labels = _labels("--monitoring-namespace-labels", args.monitoring_namespace_labels)

@@ -47,6 +47,12 @@ class OperatorMetrics:
             ["namespace", "pool"],
             registry=registry,
         )
+        self._scaling_ready = Gauge(
+            "stream2llm_pool_scaling_ready",
+            "1 while the autoscaler of a pool that has one works, else 0: the condition ScalingReady.",
+            ["namespace", "pool"],
+            registry=registry,
+        )
         for reason in REASONS:
             self._resources.labels(reason).set(0)
 
@@ -56,6 +62,7 @@ class OperatorMetrics:
         self._ready.clear()
         self._wanted.clear()
         self._waste_target.clear()
+        self._scaling_ready.clear()
         for body in bodies:
             status = body.get("status") or {}
             for condition in status.get("conditions") or ():
@@ -70,5 +77,10 @@ class OperatorMetrics:
             if (scaling := spec.get("autoscaling")) is not None:
                 percent = scaling.get("targets", {}).get("preemptionWastePercent", 2)
                 self._waste_target.labels(*pool).set(percent / 100)
+                works = any(
+                    condition["type"] == "ScalingReady" and condition["status"] == "True"
+                    for condition in status.get("conditions") or ()
+                )
+                self._scaling_ready.labels(*pool).set(works)
         for reason in REASONS:
             self._resources.labels(reason).set(tally[reason])

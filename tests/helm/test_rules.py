@@ -203,12 +203,14 @@ def test_alerts_fire_for_what_they_name(promtool: str, tmp_path: Path) -> None:
         **a_pod("a", cost="0+3x200", preemptions="0+1x200"),
         f"stream2llm_router_waiting_streams{{{POOL}}}": "0x40 2x160",
         f"stream2llm_pool_ready_replicas{{{POOL}}}": "1x40 0x160",
+        f"stream2llm_pool_scaling_ready{{{POOL}}}": "1x40 0x160",
     }
     path = rules(tmp_path)
     fired = {
         "Stream2LLMStreamsWaiting": [{**labels, "severity": "warning"}],
         "Stream2LLMNoReadyPod": [{**labels, "severity": "critical"}],
         "Stream2LLMPreemptionWaste": [{**labels, "severity": "warning"}],
+        "Stream2LLMAutoscalingHolds": [{**labels, "severity": "warning"}],
         "Stream2LLMMetricsMissing": [],
         "Stream2LLMRouterLag": [],
     }
@@ -235,6 +237,7 @@ def check_alerts(
     words = {
         "Stream2LLMStreamsWaiting": "2 streams of n/p wait because no pod has room.",
         "Stream2LLMNoReadyPod": "Streams are open in pool n/p and no pod is ready.",
+        "Stream2LLMAutoscalingHolds": "Pool n/p does not shrink, and may not grow: its autoscaler does not work.",
         "Stream2LLMPreemptionWaste": "Pods of n/p lose 20% of their time to preemptions for want of memory.",
     }
     document = {

@@ -37,3 +37,9 @@ def test_a_profile_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.C
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--cost-profiles", str(tmp_path / "no")) == 2
     assert str(tmp_path / "no") in capsys.readouterr().err
+
+
+def test_a_format_of_logs_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--log-format", "xml")
+    assert "'xml' is not known; choose one of text, json" in capsys.readouterr().err
