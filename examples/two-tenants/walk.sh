@@ -3,9 +3,9 @@
 #
 #   examples/two-tenants/walk.sh
 #
-# Needs a Redis whose user you are may change ACLs, a router and a pod, redis-cli and curl. The tenants and their Redis
-# users stay: `stream2llm tenant remove acme` and `redis-cli acl deluser` end them. While there are named tenants the
-# tenant `default` is served only if it is added too.
+# Needs a Redis whose user you are may change ACLs, a router and a pod, redis-cli and curl. It makes the tenants acme and
+# globex with their Redis users, and removes both at its end; if one of them is there already it does nothing. While there
+# are named tenants the tenant `default` is served only if it is added too.
 # Environment: REDIS_URL (redis://127.0.0.1:6379), REDISCLI_AUTH (your password, if there is one),
 # POOL (default/default), HTTP_URL (http://127.0.0.1:8080), STREAM2LLM (stream2llm).
 set -eu
@@ -18,7 +18,17 @@ users=$(printf '%s' "$pool" | tr / _)
 address=${redis_url#*://}
 server="${redis_url%%://*}://${address##*@}"
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+made=
+tidy() {
+    for tenant in $made; do
+        ours tenant remove "$tenant" >/dev/null 2>&1 || true
+        admin ACL DELUSER "${users}_$tenant" >/dev/null || true
+    done
+    rm -rf "$folder"
+}
+trap tidy EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 say() { printf '\n== %s\n' "$*"; }
 ours() { "${STREAM2LLM:-stream2llm}" "$@" --pool "$pool" --redis "$redis_url"; }
@@ -38,6 +48,13 @@ http() { # http TENANT METHOD PATH [CURL ARGUMENTS]: with the tenant's token, wh
 say "The administrator makes two tenants, each with a Redis user and a token"
 if [ -n "${REDISCLI_AUTH:-}" ]; then export STREAM2LLM_REDIS_PASSWORD="$REDISCLI_AUTH"; fi
 for tenant in acme globex; do
+    if ours tenant list | grep -qx "$tenant" || [ -n "$(admin ACL GETUSER "${users}_$tenant")" ]; then
+        echo "$tenant is there already, as a tenant or as the Redis user ${users}_$tenant: it would be changed" >&2
+        exit 1
+    fi
+done
+made='acme globex'
+for tenant in $made; do
     ours tenant add "$tenant"
     ours tenant acl "$tenant" --setuser --user-password-file "$folder/$tenant.password" | admin
     printf 'header = "Authorization: Bearer %s"\n' "$(ours tenant token "$tenant")" >"$folder/$tenant.curl"

@@ -20,14 +20,13 @@ from stream2llm.keys import PoolKeys
 pytestmark = [pytest.mark.redis, pytest.mark.e2e]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEYS = PoolKeys("tests/examples")
-TENANTS = ("default", "acme", "globex")
 
 
 @pytest.fixture(scope="module")
 def pod(redis_server: Any) -> Iterator[StandInPod]:
     with redis_server.client() as client:
         client.flushall()
-        client.sadd(KEYS.tenants, *TENANTS)
+        client.sadd(KEYS.tenants, "default")
     pod = StandInPod(redis_server.client, KEYS)
     yield pod
     pod.stop()
@@ -97,11 +96,7 @@ def test_two_tenants(redis_server: Any, router: RunningRouter, pod: StandInPod) 
             pytest.skip(f"{program} is not installed")
     command = [str(EXAMPLES / "two-tenants/walk.sh")]
     stream2llm = str(Path(sys.executable).with_name("stream2llm"))
-    try:
-        done = start(redis_server, command, HTTP_URL=router.url, STREAM2LLM=stream2llm)
-    finally:
-        with redis_server.client() as client:
-            client.execute_command("ACL", "DELUSER", "tests_examples_acme", "tests_examples_globex")
+    done = start(redis_server, command, HTTP_URL=router.url, STREAM2LLM=stream2llm)
     told = done.stdout.splitlines()
     for line in (
         "acme reads: accepted",
@@ -120,3 +115,23 @@ def test_two_tenants(redis_server: Any, router: RunningRouter, pod: StandInPod) 
     assert "s2l_" not in done.stdout + done.stderr
     forged = [tenant for tenant, entry in pod.entries if getattr(entry, "text", None) == "Forged."]
     assert forged == []
+    with redis_server.client() as client:
+        assert client.smembers(KEYS.tenants) == {b"default"}
+        assert client.acl_users() == ["default"]
+
+
+def test_the_walk_changes_no_tenant_that_is_there(redis_server: Any) -> None:
+    """It gave the Redis users of tenants with these names new passwords, which nobody knew afterwards."""
+    if shutil.which("redis-cli") is None:
+        pytest.skip("redis-cli is not installed")
+    environment = {**os.environ, "REDIS_URL": redis_server.url, "POOL": "tests/there"}
+    environment["STREAM2LLM"] = str(Path(sys.executable).with_name("stream2llm"))
+    with redis_server.client() as client:
+        tenants = PoolKeys("tests/there").tenants
+        client.sadd(tenants, "globex")
+        done = subprocess.run(
+            [str(EXAMPLES / "two-tenants/walk.sh")], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert (done.returncode, client.smembers(tenants)) == (1, {b"globex"})
+        assert client.acl_users() == ["default"]
+    assert "globex is there already" in done.stderr
