@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 import redis
@@ -21,6 +22,15 @@ logger = logging.getLogger(__name__)
 MAX_HELD_STREAMS = 1_000
 """Streams of one tenant that may wait for a pod; one more ends with `overloaded`."""
 _BATCH_STREAMS = 100
+
+
+def own_deadline_ms(opening: Mapping[bytes, bytes]) -> int | None:
+    """How long a stream may take by the options of its open, None if there is no limit or it cannot be read."""
+    try:
+        deadline_ms = json.loads(opening.get(b"options", b"{}")).get("deadline_ms")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return deadline_ms if isinstance(deadline_ms, int) and not isinstance(deadline_ms, bool) else None
 
 
 def is_late(now_ms: int, held_ms: int, without_pods_ms: int, open_wait_ms: int, start_wait_ms: int) -> bool:
@@ -93,15 +103,21 @@ class Holding:
         held: Any = self._client.zrangebyscore(
             self._keys.held(tenant), "-inf", since, 0, _BATCH_STREAMS, withscores=True
         )
+        since_ms = {raw.decode("utf-8", "replace"): int(held_ms) for raw, held_ms in held}
+        overdue_ms = self._overdue_ms(tenant, list(since_ms), now_ms)
         streams = [
-            raw.decode("utf-8", "replace")
-            for raw, held_ms in held
-            if is_late(now_ms, int(held_ms), self._without_pods_ms, self._open_wait_ms, self._start_wait_ms)
+            stream
+            for stream, held_ms in since_ms.items()
+            if stream in overdue_ms
+            or is_late(now_ms, held_ms, self._without_pods_ms, self._open_wait_ms, self._start_wait_ms)
         ]
         for stream, route in zip(streams, self._placing.routes(tenant, streams), strict=True):
             if route is None:
                 continue
-            if route.next_token and self._fleet.serves_other_models_only(route.fingerprint):
+            if stream in overdue_ms:
+                code = ErrorCode.DEADLINE
+                message = f"the stream's deadline of {overdue_ms[stream]} ms has passed, and no pod has taken it"
+            elif route.next_token and self._fleet.serves_other_models_only(route.fingerprint):
                 code = ErrorCode.MODEL_CHANGED
                 message = "the stream has sent tokens, and no pod has the model any more that they came from"
             else:
@@ -110,3 +126,20 @@ class Holding:
                 waited_ms = self._start_wait_ms if lack is Lack.NO_POD else self._open_wait_ms
                 message = f"no pod has taken the stream within {waited_ms} ms: {lack.told()}"
             self._placing.end(tenant, epoch, stream, route, ErrorEvent(code, message))
+
+    def _overdue_ms(self, tenant: str, streams: list[str], now_ms: int) -> dict[str, int]:
+        """Of these streams, those past their own deadlines, which nobody else looks at while no pod has them."""
+        pipeline = self._client.pipeline(transaction=False)
+        for stream in streams:
+            pipeline.xrange(self._keys.entries(tenant, stream), count=1)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        overdue = {}
+        for stream, answer in zip(streams, answers, strict=True):
+            if not isinstance(answer, list) or not answer:
+                continue
+            opening = answer[0][1]
+            deadline_ms = own_deadline_ms(opening)
+            opened_ms = int(opening.get(b"ingress_id", b"0").split(b"-")[0])
+            if deadline_ms is not None and opened_ms and now_ms >= opened_ms + deadline_ms:
+                overdue[stream] = deadline_ms
+        return overdue

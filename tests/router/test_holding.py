@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream2llm_router.holding import is_late
+from stream2llm_router.holding import is_late, own_deadline_ms
 
 OPEN_WAIT_MS, START_WAIT_MS = 30_000, 300_000
 NOW_MS = 1_000_000
@@ -33,3 +33,21 @@ def test_a_stream_waits_for_room_and_longer_for_a_first_pod(
 ) -> None:
     late = is_late(NOW_MS, NOW_MS - held_for_ms, without_pods_ms, OPEN_WAIT_MS, START_WAIT_MS)
     assert late is expected
+
+
+@pytest.mark.parametrize(
+    ("opening", "expected"),
+    [
+        ({}, None),
+        ({b"options": b"{}"}, None),
+        ({b"options": b'{"deadline_ms": 5000}'}, 5000),
+        ({b"options": b'{"deadline_ms": null}'}, None),
+        ({b"options": b'{"deadline_ms": true}'}, None),
+        ({b"options": b'{"deadline_ms": "soon"}'}, None),
+        ({b"options": b"[]"}, None),
+        ({b"options": b"not JSON"}, None),
+        ({b"options": b"\xff"}, None),
+    ],
+)
+def test_a_deadline_is_read_from_an_open(opening: dict[bytes, bytes], expected: int | None) -> None:
+    assert own_deadline_ms(opening) == expected

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lone_router import KEYS, TENANT, Pool
 
-from stream2llm.entries import Append, Cancel, Finish, encode
+from stream2llm.entries import Append, Cancel, Finish, Open, StreamOptions, encode
 from stream2llm_router.placing import MAX_ATTEMPTS
 from stream2llm_router.trimming import missing_entries
 
@@ -128,6 +128,23 @@ def test_the_open_that_wakes_a_pool_from_zero_outlasts_the_start_of_its_pod(pool
     pool.beat("a")
     pool.turn()
     assert pool.place() == ("open", "a", 1)
+
+
+def test_a_deadline_counts_while_a_stream_waits_for_a_first_pod(pool: Pool) -> None:
+    pool.forwarder._holding._start_wait_ms = 1_800_000
+    seconds, _ = pool.client.time()
+    minute_ago_ms = (seconds - 60) * 1000
+    for number, (stream, deadline_ms) in enumerate((("s", 59_000), ("patient", 900_000), ("none", None))):
+        opening = Open(stream, prompt="{context}", options=StreamOptions(deadline_ms=deadline_ms))
+        pool.client.xadd(KEYS.ingress(TENANT), encode(opening), id=f"{minute_ago_ms}-{number}")
+    pool.turn()
+    pool.client.zadd(KEYS.held(TENANT), dict.fromkeys(("s", "patient", "none"), minute_ago_ms))
+    pool.turn()
+    assert {stream: pool.errors(stream) for stream in ("s", "patient", "none")} == {
+        "s": ["deadline"],
+        "patient": [],
+        "none": [],
+    }
 
 
 def test_a_stream_that_has_sent_tokens_goes_to_the_same_model_only(pool: Pool) -> None:
