@@ -16,6 +16,7 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
+from stream2llm import settings
 from stream2llm.keys import PoolKeys, check_tenant
 from stream2llm.tenant_limits import MAX_WEIGHT, MIN_WEIGHT
 
@@ -136,11 +137,20 @@ class Declaration:
             pipeline.hset(keys.limits(tenant.name), mapping=tenant.limits())
             if tenant.max_open_streams is None:
                 pipeline.hdel(keys.limits(tenant.name), "max_open_streams")
+            pipeline.pexpire(keys.limits(tenant.name), settings.FORGOTTEN_MS)
+        by_hand = False
         for name, is_declared in zip(others, declared, strict=True):
             if is_declared is True or is_declared == 1:
                 logger.info("tenant %s is not declared any more", name)
                 pipeline.srem(keys.tenants, name)
                 pipeline.delete(keys.limits(name))
+            else:
+                by_hand = True
+        # What is declared goes with the last router of the pool. What people have added stays, and so does the set.
+        if by_hand:
+            pipeline.persist(keys.tenants)
+        else:
+            pipeline.pexpire(keys.tenants, settings.FORGOTTEN_MS)
         # A key of a foreign type is one tenant's trouble, and not the router's.
         for answer in pipeline.execute(raise_on_error=False):
             if isinstance(answer, ResponseError):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream2llm.keys import PoolKeys
+from stream2llm.settings import FORGOTTEN_MS
 from stream2llm_router.declaring import LOOK_S, REPEAT_S, Declaration, DeclaredTenant, parse_tenants
 
 KEYS = PoolKeys("tests/declaring")
@@ -119,6 +120,27 @@ def test_a_redis_that_has_forgotten_is_told_again(client: redis.Redis, tmp_path:
     clock.now_s += REPEAT_S
     declaration.keep()
     assert tenants(client) == {b"a"}
+
+
+@pytest.mark.redis
+def test_nothing_that_is_declared_outlives_its_routers_for_ever(client: redis.Redis, tmp_path: Path) -> None:
+    """A pool that is deleted leaves nothing without an expiry; what people have added to one stays."""
+    file, clock = tmp_path / "tenants.json", Clock()
+    file.write_text('[{"name": "a", "maxOpenStreams": 5}, {"name": "b"}]')
+    declaration = Declaration(client, KEYS, file, clock)
+    declaration.keep()
+    for key in (KEYS.tenants, KEYS.limits("a"), KEYS.limits("b")):
+        assert 0 < client.pttl(key) <= FORGOTTEN_MS  # type: ignore[operator]
+    client.sadd(KEYS.tenants, "by-hand")
+    client.hset(KEYS.limits("by-hand"), "weight", "9")
+    clock.now_s += REPEAT_S
+    declaration.keep()
+    assert client.ttl(KEYS.tenants) == client.ttl(KEYS.limits("by-hand")) == -1
+    assert client.ttl(KEYS.limits("a")) != -1
+    client.srem(KEYS.tenants, "by-hand")
+    clock.now_s += REPEAT_S
+    declaration.keep()
+    assert client.ttl(KEYS.tenants) != -1
 
 
 @pytest.mark.redis
