@@ -70,6 +70,7 @@ def test_load_rises_falls_and_ends(keda_loop: tuple[PoolLoop, Keda], redis_serve
     loop.wait("an open wakes a pod", lambda: load.outcomes["done"] > answered)
     load.level = 0
     assert load.lost == {}
+    loop.timeline.write(output / "keda-load", "Load rises, falls and ends under KEDA, all times a tenth")
 
 
 LONGER_THAN_IT_TAKES_S = SPEED.seconds(DOWN_WINDOW_S + DOWN_STEP_S) + 10

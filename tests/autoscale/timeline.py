@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+NO_BREAK = "\u00a0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Timeline:
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
-        figure, (top, middle, bottom) = pyplot.subplots(3, 1, sharex=True, figsize=(9, 6.5))
+        figure, (top, middle, bottom) = pyplot.subplots(3, 1, sharex=True, figsize=(9, 6.8))
         seconds = [moment.seconds for moment in self.moments]
 
         def line(axes: Any, name: str, label: str, **more: Any) -> None:
@@ -110,14 +113,19 @@ class Timeline:
         line(bottom, "signal", "preemption signal", color="tab:purple")
         for axes in (top, middle, bottom):
             axes.set_ylim(bottom=0)
-            axes.legend(loc="upper right", fontsize="small")
+            axes.legend(loc="upper right", fontsize="small", framealpha=0.6)
             for at_s, _ in self.marks:
                 axes.axvline(at_s, color="black", linewidth=0.6, linestyle=":")
-        for at_s, text in self.marks:
-            top.annotate(text, (at_s, top.get_ylim()[1]), fontsize="x-small", rotation=20, annotation_clip=False)
+        for number, (at_s, _) in enumerate(self.marks, start=1):
+            top.annotate(f"{number}", (at_s, top.get_ylim()[1]), fontsize="x-small", annotation_clip=False)
         bottom.set_xlabel("seconds")
-        figure.suptitle(title, y=0.99, fontsize="medium")
-        figure.tight_layout()
+        figure.suptitle(title, fontsize="medium")
+        waits = "  ".join(
+            f"{number}\u00a0{text.replace(' ', NO_BREAK)}" for number, (_, text) in enumerate(self.marks, 1)
+        )
+        lines = textwrap.wrap(f"Waiting for: {waits}", 130, break_long_words=False)
+        figure.text(0.02, 0.01, "\n".join(lines), fontsize="x-small")
+        figure.tight_layout(rect=(0, 0.02 + 0.018 * len(lines), 1, 1))
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
