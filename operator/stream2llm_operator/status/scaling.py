@@ -12,6 +12,8 @@ from stream2llm_operator.status.deriving import Verdict
 from stream2llm_operator.status.diagnosing import Finding
 
 KEPT_DECISIONS = 5
+SOME_TRIGGERS_FAIL = "PartialTriggerError"
+"""KEDA says of an object some of whose triggers fail that it is not known whether it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,9 @@ def scaling_verdict(pool: Pool, scaler: Scaler) -> Verdict:
             return Verdict(None, "Pending")
         found = _conditions(scaler.scaled_object)
         ready = found.get("Ready")
-        if ready is None or ready["status"] == "Unknown":
+        if ready is None or (ready["status"] == "Unknown" and ready.get("reason") != SOME_TRIGGERS_FAIL):
             return Verdict(None, "Pending", "KEDA has not looked at the ScaledObject yet")
-        if ready["status"] == "False":
+        if ready["status"] != "True":
             return Verdict(False, "SignalsMissing", _lacking(pool, scaler, _said(ready)))
         if (fallback := found.get("Fallback")) is not None and fallback["status"] == "True":
             return Verdict(False, "SignalsMissing", _said(fallback))

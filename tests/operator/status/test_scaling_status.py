@@ -44,6 +44,14 @@ HPA_WORKS = said(
         (Scaler(said({})), Verdict(None, "Pending", "KEDA has not looked at the ScaledObject yet")),
         (Scaler(said({"Ready": ("False", "TriggerError")})), Verdict(False, "SignalsMissing", "TriggerError happened")),
         (
+            Scaler(said({"Ready": ("Unknown", "PartialTriggerError")})),
+            Verdict(False, "SignalsMissing", "PartialTriggerError happened"),
+        ),
+        (
+            Scaler(said({"Ready": ("Unknown", "")})),
+            Verdict(None, "Pending", "KEDA has not looked at the ScaledObject yet"),
+        ),
+        (
             Scaler(said({"Ready": ("True", "R"), "Fallback": ("True", "FallbackExists")})),
             Verdict(False, "SignalsMissing", "FallbackExists happened"),
         ),
