@@ -11,7 +11,20 @@ from pathlib import Path
 from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.reporting import Report, Table
 
-ORDER = ("workloads", "paper", "policies", "preemption", "ttft", "plan", "prefix", "swap", "route", "autoscale")
+ORDER = (
+    "workloads",
+    "align",
+    "paper",
+    "policies",
+    "peers",
+    "preemption",
+    "ttft",
+    "plan",
+    "prefix",
+    "swap",
+    "route",
+    "autoscale",
+)
 """Those that the page begins with, as far as they are there; others follow by name."""
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
