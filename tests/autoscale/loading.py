@@ -62,6 +62,10 @@ class Load:
         """Streams that ended otherwise than with an answer."""
         return {outcome: count for outcome, count in self.outcomes.items() if outcome != "done"}
 
+    def send_rubbish(self) -> None:
+        """An entry that belongs to no stream."""
+        self._client.xadd(self._keys.ingress(DEFAULT_TENANT), {"stream": "nobody", "op": "append", "text": "x"})
+
     def _run(self) -> None:
         try:
             while not self._stop.wait(TICK_S):
