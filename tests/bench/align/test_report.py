@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream2llm_bench.align.bench import REPEATED, Pair, draw_streams, make_report
-from stream2llm_bench.align.fitting import Step, StepTime
+from stream2llm_bench.align.fitting import Step
 from stream2llm_bench.reporting import write
 
 
@@ -18,21 +18,20 @@ def test_errors_are_relative_to_the_real_engine_stream_by_stream() -> None:
 
 
 def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
-    pairs = [Pair("auto", [1.0, 2.0], [1.1, 2.2]), Pair("waiting", [1.0, 2.0], [1.3, 2.6])]
+    pairs = [Pair("auto", [1.0, 2.0], [1.1, 2.2], -0.02), Pair("waiting", [1.0, 2.0], [1.3, 2.6])]
     repeat = Pair(REPEATED, [1.0, 2.0], [1.05, 2.1])
-    step_time = StepTime(10.0, 100.0, 0.0)
-    before, after = ([Step(((0, 100),), ms)] * 3 for ms in (20.0, 22.0))
-    report = make_report(pairs, repeat, step_time, before, after)
+    calibrated = [[Step(((0, 100),), ms)] * 3 for ms in (20.0, 22.0)]
+    report = make_report(pairs, repeat, calibrated)
     assert report.figures["mape_ttft"] == pytest.approx(0.2)
     assert report.figures["mape_repeat"] == pytest.approx(0.05)
     assert report.figures["drift"] == pytest.approx(1.1)
-    assert report.figures["ways"]["auto"] == {"mape": 0.1, "bias": 0.1, "requests": 2}
+    assert report.figures["ways"]["auto"] == {"mape": 0.1, "bias": 0.1, "step_error": -0.02, "requests": 2}
     assert {path.suffix for path in write(report, tmp_path)} == {".json", ".txt", ".png"}
 
 
 def test_the_streams_are_crawls_and_searches_that_a_small_model_holds() -> None:
-    streams = draw_streams(30, 0.6, 42)
-    assert len(streams) == 30
+    streams = draw_streams(24, 0.2, 42)
+    assert len(streams) == 24
     assert {"crawler" in stream.name for stream in streams} == {True, False}
     assert max(stream.final_tokens for stream in streams) < 4000
-    assert streams == draw_streams(30, 0.6, 42)
+    assert streams == draw_streams(24, 0.2, 42)
