@@ -44,9 +44,12 @@ class Pod:
 
 
 def parse_heartbeat(name: str, raw: bytes | str) -> Pod | None:
-    """The pod of one heartbeat; None if it cannot be read (a pod of another version may write anything)."""
+    """The pod of one heartbeat; None if it cannot be read (a pod of another version may write anything) or shown: names
+    and states with control characters would write to the terminals of those who watch."""
     try:
         beat = json.loads(raw)
+        if not (name.isprintable() and str(beat["state"]).isprintable()):
+            return None
         load = beat["load"]
         rate = _finite(beat.get("prefill_tokens_per_s"))
         return Pod(

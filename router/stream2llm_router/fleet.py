@@ -66,7 +66,7 @@ class Fleet:
         self._heard_s = now_s
         self.now_ms = seconds * 1000 + micros // 1000
         found = (parse_heartbeat(name.decode("utf-8", "surrogateescape"), beat) for name, beat in raw.items())
-        self._pods = [pod for pod in found if pod is not None and pod.name.isprintable()]
+        self._pods = [pod for pod in found if pod is not None]
         for pod in self._pods:
             if self._beats.get(pod.incarnation) != pod.beat_ms:
                 self._given.pop(pod.incarnation, None)

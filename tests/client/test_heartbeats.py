@@ -81,6 +81,12 @@ def test_a_number_that_no_float_can_hold_is_unreadable(field: str) -> None:
     assert parse_heartbeat("a", json.dumps({**BEAT, "load": {**BEAT["load"], field: 10**400}})) is None
 
 
+def test_what_would_write_to_a_terminal_is_no_pod() -> None:
+    assert parse_heartbeat("\x1b[2J", json.dumps(BEAT)) is None
+    assert parse_heartbeat(b"\xff".decode("utf-8", "surrogateescape"), json.dumps(BEAT)) is None
+    assert parse_heartbeat("a", json.dumps({**BEAT, "state": "ready\x07"})) is None
+
+
 @pytest.mark.parametrize("rate", [None, 0, -5, "NaN", "Infinity", float("nan"), float("inf")])
 def test_an_impossible_rate_is_unknown(rate: object) -> None:
     assert parsed(prefill_tokens_per_s=rate).prefill_tokens_per_s is None
