@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from stream2llm import logs
 from stream2llm.connecting import RedisTLS, connect_async
+from stream2llm.ending import end_tasks
 from stream2llm.entries import EntryRules, Open
 from stream2llm.errors import ErrorCode
 from stream2llm.keys import PoolKeys
@@ -28,7 +29,6 @@ from stream2llm_pod.engine.frontend import EngineRefusal, EngineStreams, StreamT
 from stream2llm_pod.serving.assembling import Template
 from stream2llm_pod.serving.auditing import Finding, Stored, compare
 from stream2llm_pod.serving.clocks import RedisClock
-from stream2llm_pod.serving.ending import end_tasks
 from stream2llm_pod.serving.heartbeats import Capacity, Figures, Heartbeats, Identity, Load, fingerprint
 from stream2llm_pod.serving.intake import Adoption, Intake, StreamKey
 from stream2llm_pod.serving.metrics import ServingMetrics

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stream2llm.ending import end_tasks
 from stream2llm.events import ErrorEvent, encode, is_terminal, parse_event
 from stream2llm_router.gateway.streams import RawEvent
 
@@ -109,12 +110,11 @@ class GuardedStream(Response):
             try:
                 await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (sender, listener):
-                    task.cancel()
-                results = await asyncio.gather(sender, listener, return_exceptions=True)
-            for result in results:
-                if isinstance(result, Exception) and not isinstance(result, TimeoutError | OSError):
-                    raise result
+                await end_tasks((sender, listener))
+            for task in (sender, listener):
+                error = None if task.cancelled() else task.exception()
+                if error is not None and not isinstance(error, TimeoutError | OSError):
+                    raise error
         finally:
             closing = self._closed()
             if asyncio.iscoroutine(closing):

@@ -13,6 +13,7 @@ import httpx
 import redis.asyncio
 
 from stream2llm.composing import Fields
+from stream2llm.ending import end_tasks
 from stream2llm.keys import DEFAULT_TENANT, PoolKeys
 from stream2llm.overview.reading import Overview
 from stream2llm_router.gateway.authenticating import Authenticator
@@ -98,8 +99,7 @@ class Gateway:
         try:
             yield
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await end_tasks((following,))
             await self.upstream.aclose()
             await self.streams.close()
             await blocking.aclose()

@@ -1,11 +1,11 @@
-"""How a pod ends its tasks."""
+"""How tasks are ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
-from stream2llm_pod.serving.ending import end_tasks
+from stream2llm.ending import end_tasks
 
 
 def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:

@@ -10,7 +10,11 @@ CANCEL_AGAIN_S = 0.5
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them until they are over: a cancellation that meets the answer to a Redis command may be lost."""
+    """Cancel them until they are over: one cancellation may be lost.
+
+    redis-py sends its commands within `asyncio.wait_for`, and before Python 3.12 that returns the result in place of a
+    cancellation that comes at the same moment.
+    """
     pending = set(tasks)
     while pending:
         for task in pending:
