@@ -25,6 +25,7 @@ from process_node import ProcessNode
 from timeline import Moment, Timeline
 
 from stream2llm.keys import PoolKeys
+from stream2llm_bench.simulated_core import EXECUTOR
 from stream2llm_operator.desired.scaling import DOWN_STEP_S, DOWN_WINDOW_S, STEP_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -32,17 +33,7 @@ NAMESPACE, NAME = "loop", "pool"
 SPEED = Speed(10)
 MOST_PODS = 4
 KV_BLOCKS, BLOCK_TOKENS = 64, 32
-EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 SIMULATION = {"paced": True, "step_ms": 20.0, "token_us": 300.0, "computes_values": False}
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
 ALL, DEAD_PORT = "*", 1
 PATIENCE_S = 400.0
 """For anything that must come; a busy machine may be many times slower than an idle one."""
@@ -233,7 +224,7 @@ def running_loop(
     logs = folder / "logs"
     logs.mkdir()
     with ExitStack() as stack:
-        launcher = Launcher(ENVIRONMENT)
+        launcher = Launcher()
         stack.callback(launcher.close)
         node = stack.enter_context(ProcessNode(api, NAMESPACE, launcher, logs, {"/model": model}))
         operator = RunningOperator(plane.kubeconfig, logs / "operator.log", prefix=_with_hosts(hosts))

@@ -17,17 +17,8 @@ import redis
 from forking import Launcher
 
 from stream2llm_bench.demo.ports import free_port
+from stream2llm_bench.simulated_core import EXECUTOR
 
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-EXECUTOR = "stream2llm_pod.engine.simulation.executor.SimulatedExecutor"
 READY_S = 300.0
 SIMULATION = {"paced": True, "step_ms": 20.0}
 """Settings of the simulated executor."""
@@ -150,7 +141,7 @@ class Pool:
         engine_arguments: tuple[str, ...] = (),
     ) -> None:
         self.redis = Redis(binary, folder)
-        self.launcher = Launcher(ENVIRONMENT)
+        self.launcher = Launcher()
         serve = ["serve", "--model", str(model), "--redis", self.redis.url, "--host", "127.0.0.1", "--port", "{port}"]
         serve += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
         serve += ["--max-num-seqs", "128", "--retain-seconds", "30", "--drain-seconds", "6"]

@@ -16,6 +16,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+"""Of all of them: small pods of vLLM on a processor, many beside one another, that ask nobody."""
 CLOCK_AHEAD = "TEST_CLOCK_AHEAD_S"
 """A variable for one process, whose clock is ahead of this machine's by so many seconds."""
 
@@ -23,10 +33,10 @@ CLOCK_AHEAD = "TEST_CLOCK_AHEAD_S"
 class Launcher:
     """The other side: starts that program, and processes through it."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self) -> None:
         command = [sys.executable, str(Path(__file__))]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}, text=True
         )
         self._answer()
 
