@@ -175,14 +175,15 @@ def test_context_too_long_is_terminal(pod: Pod, router: StandInRouter) -> None:
 
 def test_repeats_and_late_chunks(pod: Pod, router: StandInRouter) -> None:
     router.open("repeat", messages=MESSAGES, params=PARAMS)
-    for _ in range(2):
-        router.send("repeat", "append", text="One.", chunk="1")
-    router.send("repeat", "finish", expect="3")
-    router.send("repeat", "append", text="Two.", chunk="2")
-    router.send("repeat", "append", text="Two.", chunk="2")
-    router.send("repeat", "append", text="Three.", chunk="3")
-    router.send("repeat", "append", text="Four.", chunk="4")
-    router.send("repeat", "finish")
+    with router.together():
+        for _ in range(2):
+            router.send("repeat", "append", text="One.", chunk="1")
+        router.send("repeat", "finish", expect="3")
+        router.send("repeat", "append", text="Two.", chunk="2")
+        router.send("repeat", "append", text="Two.", chunk="2")
+        router.send("repeat", "append", text="Three.", chunk="3")
+        router.send("repeat", "append", text="Four.", chunk="4")
+        router.send("repeat", "finish")
     events = router.ended("repeat")
     assert [data["code"] for event, data in events if event == "error"] == ["chunk_after_finish"]
     same([event for event in events if event[0] != "error"], asked_at_once(pod, "One.\n\nTwo.\n\nThree."))
