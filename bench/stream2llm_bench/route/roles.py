@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from stream2llm.connecting import connect, connect_async
+from stream2llm.ending import end_tasks
 from stream2llm.entries import Append, Entry, Open
 from stream2llm.entries import encode as encode_entry
 from stream2llm.errors import ErrorCode
@@ -120,7 +121,7 @@ async def consume_pod(url: str, keys: PoolKeys, count: int) -> None:
     intake = Intake(log_client, keys, POD, incarnation, clock, open_session)
     while len(ages_us) < count:
         await intake.take()
-    beating.cancel()
+    await end_tasks([beating])
     await beats.retire()
     await client.aclose()
     await log_client.aclose()

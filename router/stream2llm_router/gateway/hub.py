@@ -17,6 +17,7 @@ import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
 from stream2llm import settings
+from stream2llm.ending import end_tasks
 from stream2llm_router.gateway.streams import RawEvent, Streams
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class Hub:
                     self._send_all_away()
                     await asyncio.sleep(0.5)
         finally:
-            waker.cancel()
+            await end_tasks([waker])
 
     def _send_all_away(self) -> None:
         """Each goes to read for itself, and so finds out how Redis is."""
