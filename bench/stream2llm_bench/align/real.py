@@ -17,7 +17,7 @@ from stream2llm_bench.workloads.streams import Stream
 if TYPE_CHECKING:
     from stream2llm_pod.profiling.engine import MeasuredEngine
 
-BUDGET_TOKENS = 128
+BUDGET_TOKENS = 256
 SLOTS = 64
 LONGEST_TOKENS = 4096
 ARGUMENTS = (
