@@ -13,18 +13,27 @@ from stream2llm_bench.paper.comparing import THIRD, Cell, Times, baseline_errors
 from stream2llm_bench.paper.published import NON_STREAMING, PERCENTILES, STREAMING, Condition, load_published
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
+from stream2llm_bench.simulating.artifact import ARTIFACT_DEFAULT
 from stream2llm_bench.simulating.keeping import KeptRuns, Work, at_most, kept_runs
 from stream2llm_bench.simulating.keeping import add_arguments as add_run_arguments
 
-SIMULATED: Mapping[str, tuple[str, bool]] = {
+ARTIFACTS: Mapping[str, tuple[str, bool]] = {
+    NON_STREAMING: (ARTIFACT_DEFAULT, False),
+    STREAMING: (ARTIFACT_DEFAULT, True),
+    "fcfs": ("artifact-fcfs", True),
+    "lcas": ("artifact-lcas", True),
+    "mcps": ("artifact-mcps", True),
+}
+"""Published name → (scheduler of the artifact, whether prompts stream): how memory is found is part of it."""
+OURS: Mapping[str, tuple[str, bool]] = {
     NON_STREAMING: ("default", False),
-    STREAMING: ("default-published", True),
+    STREAMING: (ARTIFACT_DEFAULT, True),
     "fcfs": ("fcfs", True),
     "lcas": ("lcas-oldest", True),
     "mcps": ("mcps", True),
 }
-"""Published name → (policy here, whether prompts stream). The published LCAS figures are of the artifact, which serves
-the oldest last chunk first."""
+"""Published name → (policy of our scheduler, whether prompts stream). The published LCAS figures are of the artifact,
+which serves the oldest last chunk first; default streaming is the artifact's too, since ours would not stand still."""
 ARTIFACT_COPIES = {"h200-tp2": "h200-tp2-artifact"}
 PRESSURE_REQUESTS = 1200
 PRESSURE, NORMAL = "pressure", "normal"
@@ -44,9 +53,14 @@ class PaperBench:
         parser.add_argument(
             "--pressure-requests",
             type=at_least_one,
-            default=PRESSURE_REQUESTS,
             metavar="N",
-            help=f"at most, where delays are stretched and the engine has to run (default: {PRESSURE_REQUESTS})",
+            help=f"at most, where delays are stretched (as published; with --our-scheduler {PRESSURE_REQUESTS})",
+        )
+        parser.add_argument(
+            "--our-scheduler",
+            action="store_true",
+            help="where delays are stretched, our scheduler with the published orders in place of the artifact's "
+            "schedulers: the engine runs, for about ten minutes",
         )
         parser.add_argument("--seed", type=seed, default=42, metavar="S", help="default: 42")
         add_run_arguments(parser)
@@ -55,7 +69,10 @@ class PaperBench:
         check_vllm_can_load()
         published = {condition: row for condition, row in load_published().items() if asked_for(condition, args)}
         kept = kept_runs(args, progress)
-        times = simulate(published, args.requests, args.pressure_requests, args.seed, kept)
+        pressure_requests = args.pressure_requests
+        if pressure_requests is None and args.our_scheduler:
+            pressure_requests = PRESSURE_REQUESTS
+        times = simulate(published, args.requests, pressure_requests, args.seed, kept, our_scheduler=args.our_scheduler)
         return make_report(times, args.requests, args.seed, kept.notes())
 
 
@@ -70,9 +87,11 @@ def asked_for(condition: Condition, args: argparse.Namespace) -> bool:
 def simulate(
     conditions: Iterable[Condition],
     requests: int | None,
-    pressure_requests: int,
+    pressure_requests: int | None,
     arrival_seed: int,
     kept: KeptRuns,
+    *,
+    our_scheduler: bool = False,
 ) -> dict[Condition, Times]:
     """Times to first token of every policy and both baselines, in seconds."""
     import numpy as np
@@ -92,7 +111,8 @@ def simulate(
                 arrival_seed,
             )
             of_condition = {}
-            for name, (policy, streaming) in SIMULATED.items():
+            schedulers = ARTIFACTS if condition.pressure and not our_scheduler else OURS
+            for name, (policy, streaming) in schedulers.items():
                 hardware = condition.hardware
                 if condition.pressure:
                     hardware = ARTIFACT_COPIES.get(hardware, hardware)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.options import at_least_one
-from stream2llm_bench.policies.comparing import PERCENTILES, RIVALS, Runs, Verdict, judge
+from stream2llm_bench.policies.comparing import ORDERS, PERCENTILES, RIVALS, Runs, Verdict, judge
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
+from stream2llm_bench.simulating.artifact import ARTIFACT, ARTIFACT_DEFAULT
 from stream2llm_bench.simulating.hardware import ANNS_PRESSURE_KV_TOKENS, BUDGETS, HARDWARE, Hardware, find_hardware
 from stream2llm_bench.simulating.keeping import KeptRuns, Work, at_most, kept_runs
 from stream2llm_bench.simulating.keeping import add_arguments as add_run_arguments
@@ -27,8 +28,10 @@ WAITING, BOUND = "stock, waiting", "lower bound"
 FIRST_SEED = 42
 
 
-LOW_LOAD_RIVALS = ("fcfs", "lcas", "lcas-oldest", "mcps", "default-published")
-"""Where hardly anything waits. vLLM's own order, for which the engine has to run, is like the last one there."""
+AMPLE_RIVALS = (*ORDERS, ARTIFACT_DEFAULT)
+"""With room for everybody the artifact's other schedulers do what ours does in their orders."""
+LOW_LOAD_RIVALS = tuple(name for name in AMPLE_RIVALS if name != "default")
+"""Where hardly anything waits, vLLM's own order, for which the engine has to run, is like the artifact's."""
 PRESSURE_REQUESTS = 1200
 WAYS = ("recompute", "swap", "cost")
 
@@ -52,10 +55,10 @@ class Case:
 
 CASES = (
     *(Case(f"crawler {qps:g}/s", "crawler", qps, rivals=LOW_LOAD_RIVALS) for qps in (0.5, 1.0, 2.0)),
-    Case("crawler 4/s", "crawler", 4.0),
+    Case("crawler 4/s", "crawler", 4.0, rivals=AMPLE_RIVALS),
     Case("crawler pressure", "crawler", 4.0, 10.0),
     *(Case(f"anns {qps:g}/s", "anns", qps, rivals=LOW_LOAD_RIVALS) for qps in (0.25, 0.5, 1.0)),
-    Case("anns 2/s", "anns", 2.0),
+    Case("anns 2/s", "anns", 2.0, rivals=AMPLE_RIVALS),
     Case("anns pressure", "anns", 2.0, 30.0, ANNS_PRESSURE_KV_TOKENS),
 )
 """The loads of the published evaluation."""
@@ -102,9 +105,10 @@ def run_case(case: Case, args: argparse.Namespace, kept: KeptRuns) -> dict[str, 
     policies = args.policies or (OURS, *case.rivals)
     runs: dict[str, Runs] = {name: Runs() for name in (*policies, WAITING, BOUND)}
     with registered():
-        unknown = sorted(set(policies) - set(POLICIES))
+        known = (*POLICIES, *ARTIFACT)
+        unknown = sorted(set(policies) - set(known))
         if unknown:
-            raise Unavailable(f"policy {', '.join(unknown)} is not known; choose from {', '.join(POLICIES)}")
+            raise Unavailable(f"policy {', '.join(unknown)} is not known; choose from {', '.join(known)}")
         for work in works(case, args):
             preemption = args.preemption if case.pressure else "recompute"
             for name in (*policies, WAITING):

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from stream2llm_bench.simulating.artifact import ARTIFACT
+
 PERCENTILES: Mapping[str, float] = {"p50": 50, "p95": 95, "p99": 99}
-RIVALS = ("fcfs", "lcas", "lcas-oldest", "mcps", "default", "default-published")
-"""The paper's policies, both readings of LCAS, and both of default streaming."""
+ORDERS = ("fcfs", "lcas", "lcas-oldest", "mcps", "default")
+"""The paper's policies, with both readings of LCAS, in our scheduler."""
+RIVALS = (*ORDERS, *ARTIFACT)
+"""Those, and the schedulers of its artifact as they are."""
 TOLERANCE = 0.03
 THROUGHPUT_TOLERANCE = 0.01
 

@@ -106,6 +106,7 @@ def simulate(args: argparse.Namespace, streams: list[Stream]) -> Outcome:
     from stream2llm_bench.requiring import check_vllm_can_load
 
     check_vllm_can_load()
+    from stream2llm_bench.simulating import artifact
     from stream2llm_bench.simulating.engine import STOCK, Setting, SimulatedEngine
     from stream2llm_bench.simulating.peers import registered
     from stream2llm_pod.scheduling.policies import POLICIES
@@ -113,7 +114,7 @@ def simulate(args: argparse.Namespace, streams: list[Stream]) -> Outcome:
 
     with registered():
         for option, value, known in (
-            ("--policy", args.policy, (*POLICIES, STOCK)),
+            ("--policy", args.policy, (*POLICIES, STOCK, *artifact.ARTIFACT)),
             ("--preemption", args.preemption, PREEMPTION_KINDS),
         ):
             if value not in known:
@@ -129,6 +130,8 @@ def simulate(args: argparse.Namespace, streams: list[Stream]) -> Outcome:
             budget_tokens=budget_tokens,
             kv_tokens=args.kv_tokens,
         )
+        if args.policy in artifact.ARTIFACT:
+            return artifact.run(streams, setting)
         say = Progress()
         say("starting vLLM's engine core without a model")
         engine = SimulatedEngine()

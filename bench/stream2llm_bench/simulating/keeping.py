@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream2llm_bench.simulating import planning
+from stream2llm_bench.simulating import artifact, planning
 from stream2llm_bench.simulating.outcome import Outcome
 from stream2llm_bench.workloads import anns
 from stream2llm_bench.workloads.scenarios import REQUESTS, arriving, plain
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("stream2llm_pod/scheduling", "stream2llm_pod/engine", "stream2llm_bench/simulating")
 """What decides about a run beside the streams and the policy."""
-UNUSED = ("policies.py", "peers.py", "keeping.py", "planning.py", "command.py", "lower_bound.py")
+UNUSED = ("policies.py", "peers.py", "keeping.py", "planning.py", "command.py", "lower_bound.py", "artifact.py")
 """Files there that do not, or whose part in a run is looked at by itself."""
 
 
@@ -83,7 +83,7 @@ class KeptRuns:
             kept = json.loads(path.read_text(encoding="utf-8"))
             self.outdated += kept["code"] != _code()
             return Outcome(**kept["outcome"])
-        outcome = None if self._engine_only else planning.run(streams, setting)
+        outcome = _without_engine(streams, setting, everything=not self._engine_only)
         if outcome is None:
             way = setting.policy if setting.streaming else f"{setting.policy}, waiting"
             self._progress(f"{work}: {way}, {setting.preemption}")
@@ -109,6 +109,13 @@ class KeptRuns:
         return [f"{self.outdated} runs were kept from before the scheduler's code was changed."]
 
 
+def _without_engine(streams: Sequence[Stream], setting: Setting, *, everything: bool) -> Outcome | None:
+    """None if the engine has to run; everything: also what the engine could run."""
+    if setting.policy in artifact.ARTIFACT:
+        return artifact.run(streams, setting)
+    return planning.run(streams, setting) if everything else None
+
+
 def _name(work: Work, setting: Setting, streams: Sequence[Stream]) -> str:
     """Readable at its beginning, and different whenever anything of the streams or the setting is."""
     mode = setting.policy if setting.streaming else f"{setting.policy}-waiting"
@@ -126,6 +133,8 @@ def _policy_source(setting: Setting) -> str:
 
     if setting.policy == STOCK:
         return STOCK
+    if setting.policy in artifact.ARTIFACT:
+        return inspect.getsource(artifact)
     policy = make_policy(setting.policy)
     return inspect.getsource(type(policy)) + repr(sorted(vars(policy).items()))
 

@@ -1,4 +1,4 @@
-"""Policies that only the bench has: the paper's default order, and two that any comparison must find bad."""
+"""Policies that only the bench has: two that any comparison must find bad."""
 
 from __future__ import annotations
 
@@ -9,20 +9,8 @@ from zlib import crc32
 from stream2llm_pod.scheduling.policies import POLICIES, Policy
 from stream2llm_pod.scheduling.views import RankKey, StreamView
 
-PUBLISHED_DEFAULT = "default-published"
 RANDOM = "random"
 REVERSE = "reverse"
-
-
-class PublishedDefault(Policy):
-    """The order of the paper's `default_vllm` streaming baseline: streams keep the place of their arrival, whether or
-    not their prompts are whole. (With the pod's `default` a stream queues again with each chunk.)"""
-
-    name = PUBLISHED_DEFAULT
-    tie_breakers = 1
-
-    def key(self, view: StreamView, now_s: float) -> RankKey:
-        return (view.arrival_s, view.req_id)
 
 
 class Random(Policy):
@@ -43,7 +31,7 @@ class Reverse(Policy):
         return (int(not view.open), -view.remaining_prefill_tokens, -view.arrival_s, view.req_id)
 
 
-PEERS = {policy.name: policy for policy in (PublishedDefault, Random, Reverse)}
+PEERS = {policy.name: policy for policy in (Random, Reverse)}
 
 
 @contextmanager

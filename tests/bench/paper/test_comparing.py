@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stream2llm_bench.paper.bench import SIMULATED, make_report
+from stream2llm_bench.paper.bench import ARTIFACTS, OURS, make_report, simulate
 from stream2llm_bench.paper.comparing import Cell, cells_of, rank_correlation
 from stream2llm_bench.paper.published import NON_STREAMING, STREAMING, Condition, load_published
 from stream2llm_bench.reporting import write
+from stream2llm_bench.simulating.engine import Setting
+from stream2llm_bench.simulating.keeping import KeptRuns, Work
+from stream2llm_bench.simulating.outcome import Outcome
 
 FOUR = Condition("h200-tp2", "crawler", 4.0, 1.0, "cost")
 STRETCHED = Condition("h200-tp2", "anns", 2.0, 30.0, "swap")
@@ -87,4 +90,33 @@ def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
         *("published", "ours", "error"),
     }
     assert {path.suffix for path in write(report, tmp_path)} == {".json", ".txt", ".png"}
-    assert SIMULATED.keys() == times.keys()
+    assert OURS.keys() == times.keys()
+
+
+class Recorded(KeptRuns):
+    """Runs nothing, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda _: None)
+        self.asked: list[tuple[Work, Setting]] = []
+
+    def run(self, work: Work, setting: Setting) -> Outcome:
+        self.asked.append((work, setting))
+        return Outcome([1.0])
+
+
+def test_stretched_delays_are_for_the_artifacts_schedulers_on_its_hardware() -> None:
+    recorded = Recorded()
+    simulate([STRETCHED], None, None, 42, recorded)
+    assert [(setting.policy, setting.streaming) for _, setting in recorded.asked] == list(ARTIFACTS.values())
+    assert {work.requests for work, _ in recorded.asked} == {500}
+    assert {(setting.hardware.name, setting.preemption) for _, setting in recorded.asked} == {
+        ("h200-tp2-artifact", "swap")
+    }
+
+
+def test_our_scheduler_can_be_asked_for() -> None:
+    recorded = Recorded()
+    simulate([STRETCHED, FOUR], None, 100, 42, recorded, our_scheduler=True)
+    asked = [(setting.policy, setting.streaming, work.requests) for work, setting in recorded.asked]
+    assert asked == [(*value, requests) for requests in (100, 4309) for value in OURS.values()]

@@ -104,3 +104,14 @@ def test_json_is_all_that_stdout_gets(tmp_path: Path, capsys: pytest.CaptureFixt
     # The last page of 1,000 tokens, what stands behind it, and its share of attention.
     assert figures["ttft_ms"]["p50"] == pytest.approx(8 + 12.5 * 1.04 + 0.23 * (1.14**2 - 0.1**2), rel=0.01)
     assert figures["requests"] == 1
+
+
+@pytest.mark.simulated
+def test_the_artifacts_schedulers_are_policies_here(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "--policy", "artifact-mcps", "--preemption", "swap", "--requests", "20", "--qps", "4"]
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["requests"] == 20
+    assert "vLLM" not in captured.err
+    assert main([*arguments, "--scenario", "multi-tenant"]) == 2
+    assert "the artifact's schedulers know no tenants" in capsys.readouterr().err

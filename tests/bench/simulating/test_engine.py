@@ -13,7 +13,7 @@ from stream2llm_bench.simulating.engine import STOCK, Setting, SimulatedEngine
 from stream2llm_bench.simulating.hardware import BUDGETS, find_hardware
 from stream2llm_bench.simulating.lower_bound import lower_bound_s
 from stream2llm_bench.simulating.outcome import Outcome
-from stream2llm_bench.simulating.peers import PUBLISHED_DEFAULT, RANDOM, REVERSE, registered
+from stream2llm_bench.simulating.peers import RANDOM, REVERSE, registered
 from stream2llm_bench.workloads.scenarios import plain
 from stream2llm_bench.workloads.streams import Message, Piece, Stream
 
@@ -90,9 +90,7 @@ def test_counting_tokens_takes_the_same_decisions_as_checking_their_values(engin
     assert len(plans[0]) > 12
 
 
-@pytest.mark.parametrize(
-    "policy", ["auto", "srpf", "fcfs", "lcas", "lcas-oldest", "mcps", PUBLISHED_DEFAULT, RANDOM, "default"]
-)
+@pytest.mark.parametrize("policy", ["auto", "srpf", "fcfs", "lcas", "lcas-oldest", "mcps", RANDOM, "default"])
 @pytest.mark.parametrize("workload", ["crawler", "anns"])
 def test_the_short_way_gives_what_the_engine_gives(engine: SimulatedEngine, policy: str, workload: str) -> None:
     """`planning` has no engine; with room for everybody it may not differ in anything."""

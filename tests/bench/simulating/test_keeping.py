@@ -67,3 +67,15 @@ def test_assumptions_change_the_streams_and_so_the_name() -> None:
 
 def test_no_more_than_published() -> None:
     assert (at_most("crawler", None), at_most("anns", 9000), at_most("anns", 9)) == (4309, 500, 9)
+
+
+def test_the_artifacts_schedulers_need_no_engine(tmp_path: Path) -> None:
+    def never(text: str) -> None:
+        pytest.fail(f"the engine was started: {text}")
+
+    setting = replace(SETTING, policy="artifact-lcas")
+    outcomes = [KeptRuns(tmp_path, never, engine_only=True).run(WORK, setting) for _ in range(2)]
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0].ttft_s) == WORK.requests
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.startswith("crawler-4-x1-n3-s42-h200-tp2-artifact-lcas-recompute-")
