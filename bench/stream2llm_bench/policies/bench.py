@@ -13,7 +13,7 @@ from stream2llm_bench.options import at_least_one
 from stream2llm_bench.policies.comparing import ORDERS, PERCENTILES, RIVALS, Runs, Verdict, judge
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
-from stream2llm_bench.simulating.artifact import ARTIFACT, ARTIFACT_DEFAULT
+from stream2llm_bench.simulating.artifact import ARTIFACT, ARTIFACT_DEFAULT, order_of
 from stream2llm_bench.simulating.hardware import ANNS_PRESSURE_KV_TOKENS, BUDGETS, HARDWARE, Hardware, find_hardware
 from stream2llm_bench.simulating.keeping import KeptRuns, Work, at_most, kept_runs
 from stream2llm_bench.simulating.keeping import add_arguments as add_run_arguments
@@ -27,13 +27,13 @@ WAITING, BOUND = "stock, waiting", "lower bound"
 """vLLM's own order given whole prompts; and each stream on a machine of its own with infinite memory."""
 FIRST_SEED = 42
 
-
 AMPLE_RIVALS = (*ORDERS, ARTIFACT_DEFAULT)
 """With room for everybody the artifact's other schedulers do what ours does in their orders."""
 LOW_LOAD_RIVALS = tuple(name for name in AMPLE_RIVALS if name != "default")
 """Where hardly anything waits, vLLM's own order, for which the engine has to run, is like the artifact's."""
 PRESSURE_REQUESTS = 1200
 WAYS = ("recompute", "swap", "cost")
+DRAWN = (OURS, *RIVALS, WAITING, BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,26 +224,37 @@ def _preemption_table(ways: Mapping[str, Mapping[str, Runs]], compared: Mapping[
 
 
 def draw(runs: Mapping[str, Mapping[str, Runs]], path: Path) -> None:
-    """P99 of every policy, a group a case."""
+    """Every percentile of every policy, a group a case. The artifact's schedulers are hatched."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = list(dict.fromkeys(name for of_case in runs.values() for name in of_case))
-    figure, panels = pyplot.subplots(1, len(PERCENTILES), figsize=(4.5 * len(PERCENTILES), 4), squeeze=False)
-    width = 0.8 / len(names)
+    ran = dict.fromkeys(name for of_case in runs.values() for name in of_case)
+    names = sorted(ran, key=lambda name: DRAWN.index(name) if name in DRAWN else len(DRAWN))
+    orders = {name: order_of(name) for name in names}
+    colours = {order: f"C{i}" for i, order in enumerate(dict.fromkeys(orders.values()))}
+    figure, panels = pyplot.subplots(1, len(PERCENTILES), figsize=(5 * len(PERCENTILES), 4.6), squeeze=False)
+    width = 0.85 / len(names)
     for axes, percentile in zip(panels[0], PERCENTILES, strict=True):
         for i, name in enumerate(names):
             places = [j + i * width for j, of_case in enumerate(runs.values()) if name in of_case]
             heights = [of_case[name].mean_ms(percentile) for of_case in runs.values() if name in of_case]
-            axes.bar(places, heights, width, label=name)
-        axes.set_xticks([j + 0.4 for j in range(len(runs))], list(runs), rotation=30, ha="right", fontsize=7)
+            axes.bar(
+                *(places, heights, width),
+                label=name,
+                color=colours[orders[name]],
+                hatch="////" if name in ARTIFACT else None,
+                edgecolor="white",
+                linewidth=0,
+            )
+        axes.set_xticks([j + 0.4 for j in range(len(runs))], list(runs), rotation=30, ha="right", fontsize=8)
         axes.set_yscale("log")
+        axes.grid(axis="y", alpha=0.3)
         axes.set_title(f"{percentile}, ms")
-    panels[0][0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="lower center", ncol=7, fontsize=8)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 

@@ -73,6 +73,11 @@ ARTIFACT = (ARTIFACT_DEFAULT, *KEYS)
 """In place of a policy: the order together with the way memory is found."""
 
 
+def order_of(policy: str) -> str:
+    """Which of our policies has the order of a scheduler of the artifact; any other policy is its own."""
+    return "lcas-oldest" if policy == "artifact-lcas" else policy.removeprefix("artifact-")
+
+
 def run(streams: Sequence[Stream], setting: Setting) -> Outcome:
     """What `SimulatedEngine.run` returns, for a setting whose policy is one of `ARTIFACT`.
 

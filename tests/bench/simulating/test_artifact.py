@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream2llm_bench.simulating import artifact, planning
-from stream2llm_bench.simulating.artifact import ARTIFACT, ARTIFACT_DEFAULT
+from stream2llm_bench.simulating.artifact import ARTIFACT, ARTIFACT_DEFAULT, order_of
 from stream2llm_bench.simulating.engine import Setting
 from stream2llm_bench.simulating.hardware import BUDGETS, Hardware
 from stream2llm_bench.workloads.scenarios import plain
@@ -29,13 +29,13 @@ def stream(name: str, starts_s: float, *messages: tuple[float, int], replaces: b
     return Stream(name, made, starts_s)
 
 
-@pytest.mark.parametrize(("name", "order"), [("artifact-fcfs", "fcfs"), ("artifact-lcas", "lcas-oldest")])
+@pytest.mark.parametrize("policy", ["artifact-fcfs", "artifact-lcas", "artifact-mcps"])
 @pytest.mark.parametrize("workload", ["crawler", "anns"])
-def test_with_room_for_all_they_do_what_our_scheduler_does_in_their_order(name: str, order: str, workload: str) -> None:
+def test_with_room_for_all_they_do_what_our_scheduler_does_in_their_order(policy: str, workload: str) -> None:
     """But for who goes first of those that arrived during one step."""
     streams = plain(workload, 4.0, 300).draw(3)
-    setting = Setting(replace(HARDWARE, kv_tokens=4_000_000), policy=name, budget_tokens=BUDGETS[workload])
-    theirs, ours = artifact.run(streams, setting), planning.run(streams, replace(setting, policy=order))
+    setting = Setting(replace(HARDWARE, kv_tokens=4_000_000), policy=policy, budget_tokens=BUDGETS[workload])
+    theirs, ours = artifact.run(streams, setting), planning.run(streams, replace(setting, policy=order_of(policy)))
     assert ours is not None
     assert theirs.preemptions == {"recompute": 0, "swap": 0}
     assert theirs.steps == pytest.approx(ours.steps, rel=0.01)
