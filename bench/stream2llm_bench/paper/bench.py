@@ -8,9 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.options import at_least_one, seed
 from stream2llm_bench.paper.comparing import THIRD, Cell, Times, baseline_errors, cells_of, rank_correlation
-from stream2llm_bench.paper.published import NON_STREAMING, PERCENTILES, STREAMING, Condition, load_published
+from stream2llm_bench.paper.published import (
+    NON_STREAMING,
+    PERCENTILES,
+    STREAMING,
+    Condition,
+    load_preemptions,
+    load_published,
+)
 from stream2llm_bench.reporting import Report, Table
 from stream2llm_bench.requiring import check_vllm_can_load
 from stream2llm_bench.simulating.artifact import ARTIFACT_DEFAULT
@@ -37,6 +45,8 @@ which serves the oldest last chunk first; default streaming is the artifact's to
 ARTIFACT_COPIES = {"h200-tp2": "h200-tp2-artifact"}
 PRESSURE_REQUESTS = 1200
 PRESSURE, NORMAL = "pressure", "normal"
+Preemptions = Mapping[str, Mapping[str, int]]
+"""Policy or baseline → kind → how many."""
 
 
 class PaperBench:
@@ -48,13 +58,11 @@ class PaperBench:
         parser.add_argument("--workload", choices=("crawler", "anns"), help="one of the two only")
         parser.add_argument("--load", choices=(NORMAL, PRESSURE), help="without, or with, stretched delays only")
         parser.add_argument(
-            "--requests", type=at_least_one, metavar="N", help="at most so many (default: as published)"
-        )
-        parser.add_argument(
-            "--pressure-requests",
+            "--requests",
             type=at_least_one,
             metavar="N",
-            help=f"at most, where delays are stretched (as published; with --our-scheduler {PRESSURE_REQUESTS})",
+            help="at most so many (default: as published; with --our-scheduler, where delays are stretched, "
+            f"{PRESSURE_REQUESTS})",
         )
         parser.add_argument(
             "--our-scheduler",
@@ -68,12 +76,16 @@ class PaperBench:
     def run(self, args: argparse.Namespace, progress: Callable[[str], None]) -> Report:
         check_vllm_can_load()
         published = {condition: row for condition, row in load_published().items() if asked_for(condition, args)}
+        if not published:
+            raise Unavailable("no published experiment has this hardware, workload and load together")
         kept = kept_runs(args, progress)
-        pressure_requests = args.pressure_requests
+        pressure_requests = args.requests
         if pressure_requests is None and args.our_scheduler:
             pressure_requests = PRESSURE_REQUESTS
-        times = simulate(published, args.requests, pressure_requests, args.seed, kept, our_scheduler=args.our_scheduler)
-        return make_report(times, args.requests, args.seed, kept.notes())
+        times, preemptions = simulate(
+            published, args.requests, pressure_requests, args.seed, kept, our_scheduler=args.our_scheduler
+        )
+        return make_report(times, args.requests, args.seed, preemptions, kept.notes())
 
 
 def asked_for(condition: Condition, args: argparse.Namespace) -> bool:
@@ -92,8 +104,9 @@ def simulate(
     kept: KeptRuns,
     *,
     our_scheduler: bool = False,
-) -> dict[Condition, Times]:
-    """Times to first token of every policy and both baselines, in seconds."""
+) -> tuple[dict[Condition, Times], dict[Condition, Preemptions]]:
+    """Times to first token of every policy and both baselines, in seconds; and their preemptions by kind, where delays
+    are stretched."""
     import numpy as np
 
     from stream2llm_bench.simulating.engine import Setting
@@ -101,6 +114,7 @@ def simulate(
     from stream2llm_bench.simulating.peers import registered
 
     times: dict[Condition, Times] = {}
+    preemptions: dict[Condition, Preemptions] = {}
     with registered():
         for condition in conditions:
             work = Work(
@@ -111,6 +125,7 @@ def simulate(
                 arrival_seed,
             )
             of_condition = {}
+            counted = {}
             schedulers = ARTIFACTS if condition.pressure and not our_scheduler else OURS
             for name, (policy, streaming) in schedulers.items():
                 hardware = condition.hardware
@@ -129,8 +144,11 @@ def simulate(
                 of_condition[name] = {
                     key: float(np.percentile(outcome.ttft_s, percent)) for key, percent in PERCENTILES.items()
                 }
+                counted[name] = outcome.preemptions
             times[condition] = of_condition
-    return times
+            if condition.pressure:
+                preemptions[condition] = counted
+    return times, preemptions
 
 
 def describe(condition: Condition) -> str:
@@ -141,9 +159,13 @@ def describe(condition: Condition) -> str:
 
 
 def make_report(
-    times: Mapping[Condition, Times], requests: int | None, arrival_seed: int, notes: Sequence[str] = ()
+    times: Mapping[Condition, Times],
+    requests: int | None,
+    arrival_seed: int,
+    preemptions: Mapping[Condition, Preemptions],
+    notes: Sequence[str] = (),
 ) -> Report:
-    """`within_third` is the share of cells whose error is at most a third."""
+    """`within_third` is the share of cells whose error is at most a third; times and preemptions are `simulate`'s."""
     published = load_published()
     cells = [cell for condition, of_it in times.items() for cell in cells_of(condition, published[condition], of_it)]
     groups = _groups(cells)
@@ -159,10 +181,13 @@ def make_report(
                 {"condition": describe(condition), "error": baseline_errors(published[condition], of_it)}
                 for condition, of_it in times.items()
             ],
+            "preemptions": [
+                {"condition": describe(condition), "ours": of_it} for condition, of_it in preemptions.items()
+            ],
             "requests": requests,
             "seed": arrival_seed,
         },
-        [_summary(groups), _baselines(times), _cells(cells)],
+        [_summary(groups), _baselines(times), *_preemptions(preemptions), _cells(cells)],
         lambda path: draw(cells, path),
         ["Ratios are baseline ÷ policy: above 1 the policy is faster. An error is ours ÷ published, less 1.", *notes],
     )
@@ -204,6 +229,22 @@ def _baselines(times: Mapping[Condition, Times]) -> Table:
             shown = [f"{of_it[baseline][name]:.3f} / {theirs[name]:.3f}" for name in PERCENTILES]
             rows.append((describe(condition), baseline, *shown))
     return Table("Baselines, seconds: ours / published", ("experiment", "baseline", *PERCENTILES), rows)
+
+
+def _preemptions(counts: Mapping[Condition, Preemptions]) -> list[Table]:
+    """No table where there are none."""
+    if not counts:
+        return []
+    published = load_preemptions()
+    rows = []
+    for condition, of_it in counts.items():
+        theirs = published[condition.workload, condition.preemption]
+        shown = [
+            f"{' + '.join(str(count) for _, count in sorted(of_it[name].items()))} / {theirs[name]}" for name in theirs
+        ]
+        rows.append((describe(condition), *shown))
+    columns = ("experiment", STREAMING, "fcfs", "lcas", "mcps")
+    return [Table("Preemptions, ours by recompute + swap / published", columns, rows)]
 
 
 def _cells(cells: Sequence[Cell]) -> Table:

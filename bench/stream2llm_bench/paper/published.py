@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).parent / "published.tsv"
+PREEMPTIONS_FILE = Path(__file__).parent / "preemptions.tsv"
 PERCENTILES: Mapping[str, float] = {"p50": 50, "p95": 95, "p99": 99}
 """Those compared. The file has p999 too, which is less than one of 500 requests, and at most five of 4,309."""
 STREAMING, NON_STREAMING = BASELINES = ("default streaming", "non-streaming")
@@ -36,6 +37,17 @@ class Row:
     """Baseline → percentile → seconds."""
     ratios: dict[tuple[str, str, str], float] = field(default_factory=dict)
     """(policy, baseline, percentile) → time of the baseline ÷ time of the policy: above 1 the policy is faster."""
+
+
+def load_preemptions() -> dict[tuple[str, str], dict[str, int]]:
+    """(workload, kind of preemption) → baseline or policy → preemptions, where delays are stretched."""
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for line in PREEMPTIONS_FILE.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            workload, kind, *values = line.split("\t")
+            names = (STREAMING, "fcfs", "lcas", "mcps")
+            counts[workload, kind] = dict(zip(names, map(int, values), strict=True))
+    return counts
 
 
 def load_published() -> dict[Condition, Row]:

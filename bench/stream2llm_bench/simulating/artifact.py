@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stream2llm_bench.simulating.limits import check_memory
 from stream2llm_bench.simulating.outcome import Outcome
 from stream2llm_bench.workloads.streams import Message, Piece, Stream, common_prefix
 
@@ -78,24 +79,27 @@ def order_of(policy: str) -> str:
     return "lcas-oldest" if policy == "artifact-lcas" else policy.removeprefix("artifact-")
 
 
-def run(streams: Sequence[Stream], setting: Setting) -> Outcome:
-    """What `SimulatedEngine.run` returns, for a setting whose policy is one of `ARTIFACT`.
+def run(streams: Sequence[Stream], setting: Setting, answered: Callable[[], None] = lambda: None) -> Outcome:
+    """What `SimulatedEngine.run` returns, for a setting whose policy is one of `ARTIFACT`; host memory always suffices.
 
-    Raises ValueError for several tenants or another policy, RuntimeError if streams are left for which nothing can
+    `answered` is called for each stream that has its first token. Raises ValueError for several tenants, another policy
+    or a prompt that the KV memory cannot hold with its reserve, RuntimeError if streams are left for which nothing can
     ever happen.
     """
     if setting.policy not in ARTIFACT:
         raise ValueError(f"{setting.policy!r} is no scheduler of the artifact; those are {', '.join(ARTIFACT)}")
     if len({stream.tenant for stream in streams}) > 1:
         raise ValueError("the artifact's schedulers know no tenants; choose another policy for several")
+    check_memory(streams, setting, BLOCK_SIZE, spare_blocks=AHEAD_BLOCKS)
     started = time.perf_counter()
-    outcome = _Run(streams, setting).to_end()
+    outcome = _Run(streams, setting, answered).to_end()
     outcome.wall_s = time.perf_counter() - started
     return outcome
 
 
 class _Run:
-    def __init__(self, streams: Sequence[Stream], setting: Setting) -> None:
+    def __init__(self, streams: Sequence[Stream], setting: Setting, answered: Callable[[], None]) -> None:
+        self._answered = answered
         self._streams = streams if setting.streaming else [stream.waiting() for stream in streams]
         self._key = KEYS.get(setting.policy)
         self._preemption, self._budget_tokens = setting.preemption, setting.budget_tokens
@@ -120,9 +124,13 @@ class _Run:
                 when_s, _, place, stream = events[following]
                 self._take(stream, place, when_s, now_s)
                 following += 1
+            preempted = sum(self._outcome.preemptions.values())
             took_s = self._step(now_s)
             if took_s is not None:
                 now_s += took_s
+            elif sum(self._outcome.preemptions.values()) > preempted:
+                # Whoever just gave way may be admitted again by the next step, which comes at once.
+                continue
             elif following < len(events):
                 now_s = max(now_s, events[following][0])
             elif self._requests:
@@ -173,6 +181,7 @@ class _Run:
             request.computed_tokens += tokens
             if not request.open and not request.todo_tokens:
                 self._first_s[request.stream.name] = now_s + took_s
+                self._answered()
                 self._hold(request, 0)
                 self._running.remove(request)
                 del self._requests[request.stream.name]

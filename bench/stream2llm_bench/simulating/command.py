@@ -43,7 +43,12 @@ class SimulateCommand:
         )
         what.add_argument("--seed", type=seed, default=42, metavar="S", help="of streams and arrivals (default: 42)")
         how = parser.add_argument_group("how it is served")
-        how.add_argument("--policy", default="srpf", metavar="P", help="as with serve, or of the bench (default: srpf)")
+        how.add_argument(
+            "--policy",
+            default="srpf",
+            metavar="P",
+            help="as with serve; also stock, random, reverse, artifact-default, -fcfs, -lcas, -mcps (default: srpf)",
+        )
         how.add_argument("--preemption", default="recompute", metavar="K", help="cost, recompute or swap")
         how.add_argument("--mode", choices=MODES, default=STREAMING, help="default: streaming")
         how.add_argument("--hardware", default="h200-tp2", metavar="H", help=f"one of {', '.join(HARDWARE)}")
@@ -130,13 +135,13 @@ def simulate(args: argparse.Namespace, streams: list[Stream]) -> Outcome:
             budget_tokens=budget_tokens,
             kv_tokens=args.kv_tokens,
         )
-        if args.policy in artifact.ARTIFACT:
-            return artifact.run(streams, setting)
         say = Progress()
-        say("starting vLLM's engine core without a model")
-        engine = SimulatedEngine()
+        run = artifact.run
+        if args.policy not in artifact.ARTIFACT:
+            say("starting vLLM's engine core without a model")
+            run = SimulatedEngine().run
         with counting(say, f"{args.policy}, {len(streams)} streams", len(streams)) as answered:
-            return engine.run(streams, setting, answered)
+            return run(streams, setting, answered)
 
 
 def to_text(outcome: Outcome) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stream2llm_bench.renewing import block_bytes, renew_scheduler
 from stream2llm_bench.simulated_core import BLOCK_SIZE, make_core
 from stream2llm_bench.simulating.hardware import DEFAULT_BUDGET_TOKENS, LONGEST_TOKENS, Hardware
+from stream2llm_bench.simulating.limits import MOST_KV_TOKENS, check_memory
 from stream2llm_bench.simulating.outcome import Outcome
 from stream2llm_bench.simulating.serving import Serving
 from stream2llm_bench.workloads.streams import Stream
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 SLOTS = 1024
 """Requests that run at once."""
-MOST_KV_TOKENS = 4_000_000
 STOCK = "stock"
 """In place of a policy: vLLM's own scheduler, and its own streaming input."""
 
@@ -95,17 +95,8 @@ class SimulatedEngine:
         from stream2llm_pod.engine.simulation.clock import SimulatedClock
         from stream2llm_pod.scheduling.policies import DEFAULT_MAX_WAIT_S
 
-        if not BLOCK_SIZE <= setting.memory_tokens <= MOST_KV_TOKENS:
-            raise ValueError(
-                f"KV memory must be from {BLOCK_SIZE} to {MOST_KV_TOKENS} tokens, not {setting.memory_tokens}"
-            )
+        check_memory(streams, setting, BLOCK_SIZE)
         blocks = setting.memory_tokens // BLOCK_SIZE
-        longest = max(max(stream.final_tokens, _longest(stream)) for stream in streams)
-        if longest >= min(blocks * BLOCK_SIZE, LONGEST_TOKENS):
-            raise ValueError(
-                f"the longest prompt has {longest} tokens, and KV memory or the model hold "
-                f"{min(blocks * BLOCK_SIZE, LONGEST_TOKENS)}"
-            )
         core, executor = self._core, self._core.model_executor
         self._config.scheduler_config.max_num_batched_tokens = setting.budget_tokens
         document = json.loads(setting.hardware.profile(profile_key(self._config), vllm.__version__).to_json())
@@ -128,15 +119,6 @@ class SimulatedEngine:
             budget_tokens=setting.budget_tokens,
             scheduler_class=Scheduler if stock else None,
         )
-
-
-def _longest(stream: Stream) -> int:
-    """Tokens of the longest prompt that a stream ever has."""
-    longest = known = 0
-    for message in stream.messages:
-        known = message.tokens if message.replaces else known + message.tokens
-        longest = max(longest, known)
-    return longest
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.simulating import artifact, planning
 from stream2llm_bench.simulating.outcome import Outcome
 from stream2llm_bench.workloads import anns
@@ -64,8 +65,16 @@ class KeptRuns:
     """
 
     def __init__(self, folder: Path | None, progress: Callable[[str], None], *, engine_only: bool = False) -> None:
-        """folder: None keeps nothing; engine_only: never take the short way of `planning`, which is as exact."""
+        """folder: None keeps nothing; engine_only: never take the short way of `planning`, which is as exact.
+
+        Raises Unavailable if the folder cannot be made.
+        """
         self._folder, self._progress, self._engine_only = folder, progress, engine_only
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise Unavailable(f"--runs {folder}: {error.strerror or error}") from None
         self._engine: SimulatedEngine | None = None
         self._drawn: tuple[Work, list[Stream]] | None = None
         self.outdated = 0
@@ -83,13 +92,14 @@ class KeptRuns:
             kept = json.loads(path.read_text(encoding="utf-8"))
             self.outdated += kept["code"] != _code()
             return Outcome(**kept["outcome"])
+        if setting.policy in artifact.ARTIFACT:
+            self._progress(f"{work}: {setting.policy}{'' if setting.streaming else ', waiting'}, {setting.preemption}")
         outcome = _without_engine(streams, setting, everything=not self._engine_only)
         if outcome is None:
             way = setting.policy if setting.streaming else f"{setting.policy}, waiting"
             self._progress(f"{work}: {way}, {setting.preemption}")
             outcome = self._run_engine(streams, setting)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({"code": _code(), "outcome": asdict(outcome)}), encoding="utf-8")
             partial.replace(path)

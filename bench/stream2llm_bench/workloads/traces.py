@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -138,9 +139,12 @@ def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
 
 def _float(path: Path, row: Mapping[str, str], column: str) -> float:
     try:
-        return float(row[column])
+        value = float(row[column])
     except (TypeError, ValueError):
         raise InvalidTrace(f"{path}: {column} {row[column]!r} is no number") from None
+    if not math.isfinite(value):
+        raise InvalidTrace(f"{path}: {column} {row[column]!r} is no finite number")
+    return value
 
 
 def _number(path: Path) -> int:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stream2llm.commands.main import main
 from stream2llm_bench.paper.bench import ARTIFACTS, OURS, make_report, simulate
 from stream2llm_bench.paper.comparing import Cell, cells_of, rank_correlation
-from stream2llm_bench.paper.published import NON_STREAMING, STREAMING, Condition, load_published
+from stream2llm_bench.paper.published import NON_STREAMING, STREAMING, Condition, load_preemptions, load_published
 from stream2llm_bench.reporting import write
 from stream2llm_bench.simulating.engine import Setting
 from stream2llm_bench.simulating.keeping import KeptRuns, Work
@@ -82,9 +83,13 @@ def test_ranks_are_correlated_not_values() -> None:
 def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
     times = exact()
     times["mcps"] = {name: 2 * value for name, value in times["mcps"].items()}
-    report = make_report({FOUR: times}, 100, 42)
-    assert report.figures.keys() >= {"cells", "within_third", "rank_correlation"}
-    assert report.figures["within_third"] == pytest.approx(2 / 3, abs=1e-4)
+    report = make_report(
+        {FOUR: times, STRETCHED: times}, 100, 42, {STRETCHED: {name: {"swap": 2, "recompute": 1} for name in times}}
+    )
+    assert report.figures.keys() >= {"cells", "within_third", "rank_correlation", "preemptions"}
+    assert report.figures["preemptions"][0]["ours"]["fcfs"] == {"swap": 2, "recompute": 1}
+    rows = next(table for table in report.tables if table.title.startswith("Preemptions")).rows
+    assert rows == [("h200-tp2 anns 2/s delays x30, swap", "1 + 2 / 35", "1 + 2 / 50", "1 + 2 / 48", "1 + 2 / 40")]
     assert report.figures["cells"][0].keys() == {
         *("hardware", "workload", "qps", "delay", "preemption", "policy", "baseline", "percentile"),
         *("published", "ours", "error"),
@@ -113,6 +118,18 @@ def test_stretched_delays_are_for_the_artifacts_schedulers_on_its_hardware() -> 
     assert {(setting.hardware.name, setting.preemption) for _, setting in recorded.asked} == {
         ("h200-tp2-artifact", "swap")
     }
+
+
+def test_published_preemptions_are_read() -> None:
+    counts = load_preemptions()
+    assert len(counts) == 6
+    assert counts["crawler", "recompute"] == {STREAMING: 2448, "fcfs": 3552, "lcas": 12564, "mcps": 3316}
+
+
+@pytest.mark.simulated
+def test_what_nobody_published_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "paper", "--hardware", "h100-tp2", "--load", "pressure"]) == 1
+    assert "no published experiment has this hardware, workload and load together" in capsys.readouterr().err
 
 
 def test_our_scheduler_can_be_asked_for() -> None:

@@ -102,8 +102,34 @@ def test_what_it_cannot_run_is_told() -> None:
     two = [stream("a", 0.0, (0.0, 5)), replace(stream("b", 0.0, (0.0, 5)), tenant="other")]
     with pytest.raises(ValueError, match="know no tenants"):
         artifact.run(two, SETTING)
-    with pytest.raises(RuntimeError, match="1 streams are left, and nothing can happen any more"):
-        artifact.run([stream("a", 0.0, (0.0, 5000))], replace(SETTING, policy="artifact-fcfs", kv_tokens=3000))
+
+
+@pytest.mark.parametrize("policy", ARTIFACT)
+def test_a_prompt_that_memory_cannot_hold_with_its_reserve_is_told_at_once(policy: str) -> None:
+    """It would be computed anew for ever, or never."""
+    setting = replace(SETTING, policy=policy)
+    prompt = [stream("a", 0.0, (0.0, 3000))]
+    for kv_tokens, holds in ((3056, 2992), (5, None), (9_000_000, None)):
+        message = f"the longest prompt has 3000 tokens, and KV memory or the model hold {holds}"
+        if holds is None:
+            message = f"KV memory must be from 16 to 4000000 tokens, not {kv_tokens}"
+        with pytest.raises(ValueError, match=message):
+            artifact.run(prompt, replace(setting, kv_tokens=kv_tokens))
+    # 188 blocks and four more.
+    assert len(artifact.run(prompt, replace(setting, kv_tokens=3080)).ttft_s) == 1
+
+
+def test_a_step_that_only_preempted_is_followed_at_once() -> None:
+    """The default's last request takes from itself, and the next step admits it again without waiting for news."""
+    first = stream("first", 0.0, (0.0, 3000), (10.0, 16))
+    second = stream("second", 0.5, (0.0, 3000), (1.0, 400))
+    behind = stream("behind", 1.6, (0.0, 100))
+    setting = replace(SETTING, budget_tokens=2048, kv_tokens=6400)
+    alone = artifact.run([first, second, behind], setting)
+    news = [stream(f"news{i}", 2.0 + i / 10, (0.0, 16)) for i in range(70)]
+    beside = artifact.run([first, second, behind, *news], setting)
+    assert alone.steps > 5
+    assert beside.preemptions["recompute"] == alone.preemptions["recompute"]
 
 
 MESSAGES = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 600)), min_size=1, max_size=4)
@@ -124,7 +150,7 @@ def test_everybody_is_answered_once_and_all_memory_comes_back(
         for number, (starts_s, messages, replaces) in enumerate(prompts)
     ]
     setting = replace(SETTING, policy=policy, preemption=preemption, streaming=streaming, kv_tokens=3200)
-    run = artifact._Run(streams, setting)
+    run = artifact._Run(streams, setting, lambda: None)
     outcome = run.to_end()
     assert len(outcome.ttft_s) == len(streams)
     assert min(outcome.ttft_s) > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stream2llm_bench.failing import Unavailable
 from stream2llm_bench.simulating import keeping
 from stream2llm_bench.simulating.engine import Setting
 from stream2llm_bench.simulating.hardware import find_hardware
@@ -70,12 +71,19 @@ def test_no_more_than_published() -> None:
 
 
 def test_the_artifacts_schedulers_need_no_engine(tmp_path: Path) -> None:
-    def never(text: str) -> None:
-        pytest.fail(f"the engine was started: {text}")
-
+    said: list[str] = []
     setting = replace(SETTING, policy="artifact-lcas")
-    outcomes = [KeptRuns(tmp_path, never, engine_only=True).run(WORK, setting) for _ in range(2)]
+    runs = [KeptRuns(tmp_path, said.append, engine_only=True) for _ in range(2)]
+    outcomes = [kept.run(WORK, setting) for kept in runs]
+    assert [kept._engine for kept in runs] == [None, None]
+    assert said == ["crawler 4/s, 3 requests, seed 42: artifact-lcas, recompute"]
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0].ttft_s) == WORK.requests
     (kept,) = tmp_path.iterdir()
     assert kept.name.startswith("crawler-4-x1-n3-s42-h200-tp2-artifact-lcas-recompute-")
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match=r"--runs .*/file/runs: Not a directory"):
+        KeptRuns(tmp_path / "file" / "runs", lambda _: None)

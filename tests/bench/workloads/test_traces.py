@@ -61,6 +61,7 @@ def test_crawls_come_by_id_and_those_without_pages_are_left_out(tmp_path: Path) 
     [
         ([{"type": "page_scrape", "content": "x"}], "column endTime is missing"),
         ([page(0, 1), {**page(0, 1), "endTime": "soon"}], "endTime 'soon' is no number"),
+        ([page(0, 1), {**page(0, 1), "endTime": "nan"}], "endTime 'nan' is no finite number"),
     ],
 )
 def test_a_bad_crawl_is_named(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
