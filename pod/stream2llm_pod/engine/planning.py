@@ -196,9 +196,13 @@ class TwoPhaseMixin(Base):
         session = self.streams.get(req_id)
         complete = session is None or not session.open
         restored_tokens = shared_blocks = 0
+        on_host = False
         if not holds_slot and request.num_computed_tokens == 0:
             restored_tokens, shared_blocks = self.upstream.cached_prefix(request)
-            restored_tokens = max(restored_tokens, self.host_pool.restorable_tokens(req_id, request.num_tokens))
+            on_host_tokens = self.host_pool.restorable_tokens(req_id, request.num_tokens)
+            restored_tokens = max(restored_tokens, on_host_tokens)
+            # One token is always left to compute.
+            on_host = 0 < on_host_tokens == request.num_tokens - 1
         return Candidate(
             req_id,
             key,
@@ -212,6 +216,7 @@ class TwoPhaseMixin(Base):
             complete or self._has_new_work(request),
             now_s - self._runnable_since_s.get(req_id, now_s) >= self.settings.max_wait_s,
             complete and request.num_computed_tokens < request.num_prompt_tokens,
+            on_host,
         )
 
     def _victims(self, lanes: Iterable[Lane], idle: bool, now_s: float) -> Iterator[Victim]:

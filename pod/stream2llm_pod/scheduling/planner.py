@@ -18,6 +18,8 @@ Rules
 - What a preemption took comes back ahead of its stream's next chunk only if there is free memory: nobody is pushed out
   for tokens that may never be needed. Once under way it may take from lower-ranked idle streams, never from new work:
   two streams would take turns for ever, neither getting its chunk computed.
+- What lies in the host pool whole comes back with its stream's next chunk, or its finish, and not before: a copy takes
+  as long then as now, and free memory that is filled with it must be emptied again for whoever needs it next.
 - Where `Limits.finishes_alone` says so, open prompts get nothing of a step that computes a whole one: its first token
   comes as much sooner. The scheduler asks for it at most every other step, so open prompts never stand still.
 - If that leaves the step empty, the first candidate that can get anything gets it: the admission rule and the watermark
@@ -190,7 +192,7 @@ class _Step:
     def consider(self, side: _Side, candidate: Candidate) -> None:
         """Serve the candidate, or note that it was left out."""
         self.plan.considered += 1
-        if candidate.todo_tokens <= candidate.restored_tokens:
+        if candidate.todo_tokens <= candidate.restored_tokens or (candidate.on_host and not candidate.fresh):
             return
         if self._finishes and self.limits.finishes_alone and not candidate.complete:
             self.plan.held_back = side.closed = True

@@ -58,6 +58,8 @@ class Candidate:
     """It has had work for longer than the ageing bound."""
     finishing: bool = False
     """Its prompt is whole and not computed to its end: somebody waits for just that."""
+    on_host: bool = False
+    """All that was ever computed of it lies in the host pool, and can be copied back whenever it is needed."""
 
     @property
     def decodes(self) -> bool:

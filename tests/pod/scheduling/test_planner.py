@@ -234,6 +234,18 @@ def candidate(name: str, rank: int, **changes: object) -> Candidate:
     return Candidate(name, (rank, name), **(values | changes))  # type: ignore[arg-type]
 
 
+def test_what_lies_on_the_host_waits_for_its_next_chunk() -> None:
+    """Regression: it was copied back into any free memory, to compute one token, and pushed out again by the next."""
+    limits = Limits(128, 100, 16, 8)
+    swapped = candidate("swapped", 1, complete=False, todo_tokens=65, restored_tokens=64, on_host=True)
+    assert plan_step([], [swapped], no_victims, limits).grants == {}
+    recomputed = candidate("recomputed", 1, complete=False, todo_tokens=65)
+    assert plan_step([], [recomputed], no_victims, limits).grants == {"recomputed": 65}
+    for changes in ({"fresh": True}, {"fresh": True, "complete": True}):
+        back = candidate("back", 1, **{"complete": False, **changes}, todo_tokens=65, restored_tokens=64, on_host=True)
+        assert plan_step([], [back], no_victims, limits).grants == {"back": 1}
+
+
 def no_victims(parked: bool) -> list[Victim]:
     return []
 
