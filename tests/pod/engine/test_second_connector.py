@@ -51,9 +51,9 @@ def test_swapping_goes_on_and_the_other_hears_of_everything(engine: Engine) -> N
     assert own_connector(scheduler.connector) is ours
     assert isinstance(ours, StreamConnector)
     assert driver.outputs["stream"] == expected_output(tokens(1, 100) + tokens(7, 20), 4, engine.vocabulary)
-    # Memory was free once the rival had ended, so it came back ahead of its next chunk; one token was left to compute.
-    assert driver.reports["stream"]["swapped_tokens"] == 99
-    assert [name for name, _ in other.admitted] == ["stream", "rival", "stream", "stream"]
+    # Memory was free once the rival had ended, but it came back with its next chunk, and whole.
+    assert driver.reports["stream"]["swapped_tokens"] == 100
+    assert [name for name, _ in other.admitted] == ["stream", "rival", "stream"]
     # What was restored is ours; to the other it is a request with blocks and nothing of its own to load.
     assert {external for _, external in other.admitted} == {0}
     assert other.finished == ["rival", "stream"]
