@@ -154,7 +154,7 @@ class AlignBench:
             real.close()
         progress("simulating")
         step_times = [fit([*before, *after]) for before, after in pairwise(calibrated)]
-        simulated = [_simulate(streams, time, BUDGET_TOKENS, kv_tokens) for time in step_times]
+        simulated = _simulate(streams, step_times, BUDGET_TOKENS, kv_tokens)
         pairs = [
             Pair(
                 way.name,
@@ -187,16 +187,22 @@ def _calibrate(real: RealEngine, streams: Sequence[Stream]) -> list[Step]:
     return steps
 
 
-def _simulate(streams: Sequence[Stream], time: StepTime, budget_tokens: int, kv_tokens: int) -> dict[str, Outcome]:
+def _simulate(
+    streams: Sequence[Stream], step_times: Sequence[StepTime], budget_tokens: int, kv_tokens: int
+) -> list[dict[str, Outcome]]:
+    """Way → outcome, for the step times of each round."""
     from stream2llm_bench.simulating.engine import Setting, SimulatedEngine
 
     engine = SimulatedEngine()
-    hardware = Hardware("this machine", time.step_ms, time.token_us, time.pair_ns, kv_tokens, 0.5, 1.0, kv_tokens)
-    outcomes = {}
-    for way in WAYS:
-        setting = Setting(hardware, policy=way.policy, streaming=way.streaming, budget_tokens=budget_tokens)
-        outcomes[way.name] = engine.run(streams, setting)
-    return outcomes
+    rounds = []
+    for time in step_times:
+        hardware = Hardware("this machine", time.step_ms, time.token_us, time.pair_ns, kv_tokens, 0.5, 1.0, kv_tokens)
+        outcomes = {}
+        for way in WAYS:
+            setting = Setting(hardware, policy=way.policy, streaming=way.streaming, budget_tokens=budget_tokens)
+            outcomes[way.name] = engine.run(streams, setting)
+        rounds.append(outcomes)
+    return rounds
 
 
 def make_report(pairs: Sequence[Pair], calibrated: Sequence[Sequence[Step]]) -> Report:

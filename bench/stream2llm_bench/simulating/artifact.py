@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stream2llm_bench.simulating.limits import check_memory
 from stream2llm_bench.simulating.outcome import Outcome
-from stream2llm_bench.workloads.streams import Message, Piece, Stream, common_prefix
+from stream2llm_bench.workloads.streams import Message, Piece, Stream, common_prefix, timeline
 
 if TYPE_CHECKING:
     from stream2llm_bench.simulating.engine import Setting
@@ -113,11 +113,7 @@ class _Run:
         self._outcome = Outcome(preemptions={"recompute": 0, "swap": 0})
 
     def to_end(self) -> Outcome:
-        events = sorted(
-            (stream.starts_s + message.after_s, number, place, stream)
-            for number, stream in enumerate(self._streams)
-            for place, message in enumerate(stream.messages)
-        )
+        events = timeline(self._streams)
         now_s, following = 0.0, 0
         while following < len(events) or self._requests:
             while following < len(events) and events[following][0] <= now_s:
@@ -135,7 +131,7 @@ class _Run:
                 now_s = max(now_s, events[following][0])
             elif self._requests:
                 raise RuntimeError(f"{len(self._requests)} streams are left, and nothing can happen any more")
-        return self._end()
+        return self._outcome.answered(self._streams, self._first_s)
 
     def _take(self, stream: Stream, place: int, when_s: float, now_s: float) -> None:
         message, last = stream.messages[place], place == len(stream.messages) - 1
@@ -298,16 +294,6 @@ class _Run:
         victim.runs = False
         self._running.remove(victim)
         self._waiting.appendleft(victim)
-
-    def _end(self) -> Outcome:
-        outcome = self._outcome
-        for stream in self._streams:
-            first_s = self._first_s[stream.name]
-            outcome.ttft_s.append(first_s - (stream.starts_s + stream.duration_s))
-            outcome.asker_s.append(first_s - stream.starts_s)
-            outcome.tenants.append(stream.tenant)
-        outcome.completion_s = max(self._first_s.values())
-        return outcome
 
 
 def _blocks(tokens: int) -> int:

@@ -20,14 +20,14 @@ def check_memory(streams: Sequence[Stream], setting: Setting, block_size: int, *
         raise ValueError(f"KV memory must be from {block_size} to {MOST_KV_TOKENS} tokens, not {setting.memory_tokens}")
     holds_tokens = max((setting.memory_tokens // block_size - spare_blocks) * block_size, 0)
     most_tokens = min(holds_tokens, LONGEST_TOKENS)
-    longest_tokens = max(longest_prompt_tokens(stream) for stream in streams)
+    longest_tokens = max(_longest_prompt_tokens(stream) for stream in streams)
     if longest_tokens >= most_tokens:
         raise ValueError(
             f"the longest prompt has {longest_tokens} tokens, and KV memory or the model hold {most_tokens}"
         )
 
 
-def longest_prompt_tokens(stream: Stream) -> int:
+def _longest_prompt_tokens(stream: Stream) -> int:
     """Tokens of the longest prompt that a stream ever has."""
     longest = known = 0
     for message in stream.messages:

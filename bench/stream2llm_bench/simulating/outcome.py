@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from stream2llm_bench.workloads.streams import Stream
+
 PERCENTILES: Mapping[str, float] = {"p50": 50, "p95": 95, "p99": 99, "p999": 99.9}
 
 
@@ -29,6 +31,15 @@ class Outcome:
     unanswered: int = 0
     """Streams for which the engine stood still for ever; only vLLM's own scheduler leaves any."""
     wall_s: float = 0.0
+
+    def answered(self, streams: Sequence[Stream], first_s: Mapping[str, float]) -> Outcome:
+        """This outcome, with the times of `streams` whose first tokens came at `first_s`, by name."""
+        for stream in streams:
+            self.ttft_s.append(first_s[stream.name] - (stream.starts_s + stream.duration_s))
+            self.asker_s.append(first_s[stream.name] - stream.starts_s)
+            self.tenants.append(stream.tenant)
+        self.completion_s = max(first_s.values())
+        return self
 
     def percentile_ms(self, percent: float) -> float:
         return 1e3 * float(np.percentile(self.ttft_s, percent))

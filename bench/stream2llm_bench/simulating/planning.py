@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stream2llm_bench.simulating.outcome import Outcome
-from stream2llm_bench.workloads.streams import Message, Piece, Stream, common_prefix
+from stream2llm_bench.workloads.streams import Message, Piece, Stream, common_prefix, timeline
 
 if TYPE_CHECKING:
     from stream2llm_bench.simulating.engine import Setting
@@ -74,11 +74,7 @@ class _Run:
 
     def to_end(self) -> Outcome | None:
         """None as soon as memory could be short."""
-        events = sorted(
-            (stream.starts_s + message.after_s, number, place, stream)
-            for number, stream in enumerate(self._streams)
-            for place, message in enumerate(stream.messages)
-        )
+        events = timeline(self._streams)
         now_s, following = 0.0, 0
         while following < len(events) or self._ranked:
             while following < len(events) and events[following][0] <= now_s:
@@ -91,7 +87,7 @@ class _Run:
                 now_s = self._step(now_s)
             elif following < len(events):
                 now_s = events[following][0]
-        return self._end()
+        return self._outcome.answered(self._streams, self._first_s)
 
     def _take(self, stream: Stream, place: int, when_s: float, now_s: float) -> None:
         """One message, in effect from `now_s` on."""
@@ -185,16 +181,6 @@ class _Run:
                 self._held_blocks -= _blocks(request.most_tokens)
                 del self._requests[request.stream.name]
         return now_s
-
-    def _end(self) -> Outcome:
-        outcome = self._outcome
-        for stream in self._streams:
-            first_s = self._first_s[stream.name]
-            outcome.ttft_s.append(first_s - (stream.starts_s + stream.duration_s))
-            outcome.asker_s.append(first_s - stream.starts_s)
-            outcome.tenants.append(stream.tenant)
-        outcome.completion_s = max(self._first_s.values())
-        return outcome
 
 
 def _blocks(tokens: int) -> int:

@@ -76,6 +76,16 @@ class Stream:
         return replace(self, messages=tuple(change(message) for message in self.messages))
 
 
+def timeline(streams: Sequence[Stream]) -> list[tuple[float, int, int, Stream]]:
+    """(seconds since the start of the run, number of the stream, place in it, the stream) of all messages, in the order
+    of their times."""
+    return sorted(
+        (stream.starts_s + message.after_s, number, place, stream)
+        for number, stream in enumerate(streams)
+        for place, message in enumerate(stream.messages)
+    )
+
+
 def common_prefix(old: Sequence[Piece], new: Sequence[Piece]) -> int:
     """How many leading tokens two prompts share."""
     shared = 0
